@@ -299,7 +299,7 @@ def test_softmax_trains_three_classes():
 
 def test_steps_keep_their_digits_beside_a_large_start():
     """Integers near 2^22 are exact in float32; small steps beside them are not."""
-    y = np.round(100 * COLUMNS[:, 0])
+    y = np.round(100 * np.asarray(Y))
     errors = []
     for start in (2.0**22, -np.mean(y)):
         model, _ = fit(y=start + y, num_rounds=100, learning_rate=0.01)

@@ -1,10 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Bad calls are refused at the door, naming argument, expectation and value."""
 
+import math
+
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
+from scipy import special
 from tables import make_regression
 
 import jboost as jb
@@ -46,6 +50,13 @@ DATA = {
     "y number": (dict(y=3.0), ValueError, r"y must have 200 rows.*\(\)"),
     "y empty": (dict(y={}), ValueError, r"y must contain at least one array, got \{\}"),
     "y strings": (dict(y=Y.astype(str)), TypeError, r"y must hold numbers.*<U"),
+    "y labels": (
+        dict(y=np.where(Y > 0, "yes", "no")), TypeError, "JBoostClassifier takes label",
+    ),
+    "y objects": (
+        dict(y=np.where(Y > 0, "yes", "no").astype(object)), TypeError,
+        "y must hold numbers.*JBoostClassifier takes labels",
+    ),
     "y nan": (
         dict(y=changed(Y, 7, NAN)), ValueError, r"y must be finite.*got nan in row 7",
     ),
@@ -150,12 +161,71 @@ LOSSES = {
     "numpy": (
         dict(loss=lambda s, t: np.square(float(s))), TypeError, r"written in jax.numpy",
     ),
+    "if": (
+        dict(loss=lambda s, t: (s - t) ** 2 if s > t else t - s), TypeError,
+        r"write jnp\.where instead of if",
+    ),
+    "max": (
+        dict(loss=lambda s, t: max(s - t, 0.0)), TypeError, r"jnp\.maximum instead of",
+    ),
+    "math": (
+        dict(loss=lambda s, t: math.exp(s) - t * s), TypeError, r"write jnp\.exp for",
+    ),
+    "scipy": (
+        dict(loss=lambda s, t: special.huber(1.0, np.asarray(s - t))), TypeError,
+        r"write .*jax\.scipy",
+    ),
+    "list": (
+        dict(loss=lambda s, t: (s - [1.0, 2.0][t]) ** 2, y=(Y > 0).astype(np.int32)),
+        TypeError, r"write jnp\.asarray\(list\)\[index\]",
+    ),
+    "mask": (
+        dict(
+            loss=lambda s, t, *, where: jnp.sum(((s - t) ** 2)[where]),
+            groups=np.arange(N) // 10,
+        ),
+        TypeError, r"write jnp\.where\(mask, values, 0\.0\)",
+    ),
+    "softmax of one score": (
+        dict(loss=jb.losses.softmax, y=np.arange(N) % 3), ValueError,
+        "num_scores is 1; pass num_scores=3",
+    ),
+    "softmax of few scores": (
+        dict(loss=jb.losses.softmax, y=np.arange(N) % 4, num_scores=3), ValueError,
+        "num_scores is 3; pass num_scores=4",
+    ),
+    "softmax from 1": (
+        dict(loss=jb.losses.softmax, y=1 + np.arange(N) % 3, num_scores=3), ValueError,
+        "num_scores is 3; subtract 1",
+    ),
+    "softmax of signs": (
+        dict(loss=jb.losses.softmax, y=np.sign(Y), num_scores=2), ValueError,
+        "JBoostClassifier takes labels",
+    ),
+    "log probabilities": (
+        dict(loss=optax.losses.kl_divergence, y=np.full((N, 2), 0.5), num_scores=2),
+        ValueError, r"jax\.nn\.log_softmax",
+    ),
 }  # fmt: skip
 
 WORDS = {
     name: ({name: "nonsense"}, ValueError, rf"{name} must be one of.*'nonsense'")
-    for name in ("curvature", "leaf_solver", "regularization", "init_score",
-                 "min_child_samples")
+    for name in ("curvature", "leaf_solver", "regularization")
+} | {
+    f"{name} word": (
+        {name: "nonsense"}, (TypeError, ValueError), f"{name} must be {wanted}, got",
+    )
+    for name, wanted in {
+        "l2": "a number >= 0.0 or 'auto'",
+        "min_child_samples": "an integer from 1 to 2147483647 or 'auto'",
+        "init_score": "'auto', 'median', a number or 1 numbers",
+        "share_structure": "'auto', True or False",
+        "learning_rate": "a number > 0.0 or a schedule, round -> number",
+        "max_leaves": "an integer from 2 to 2147483647 or None",
+        "early_stopping_rounds": "an integer from 1 to 2147483647 or None",
+        "absent": r"one of \('missing', 'zero'\) or None",
+        "curvature": "one of .* or a function .*",
+    }.items()
 }  # fmt: skip
 
 NUMBERS = {

@@ -18,9 +18,9 @@ from jboost.losses import Adaptive, bare_loss
 from jboost.objective.group_tracing import (
     estimate_in_group,
     read_inputs,
-    takes_groups,
 )
 from jboost.objective.masks import check_loss_mask
+from jboost.objective.tracing import needs_groups
 from jboost.tables.groups import (
     MOST_CHECKED,
     RowGroups,
@@ -79,7 +79,7 @@ def read_groups(
         need padding and it does not take ``where``.
     """
     if groups is None:
-        if takes_groups(loss):
+        if needs_groups(loss):
             raise ValueError(
                 f"{prefix}groups must be given, because loss {_name(loss)} takes where "
                 "and so is a loss of a group of rows: an id for each row, 'all', or "

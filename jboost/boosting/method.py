@@ -19,7 +19,7 @@ from jboost.boosting.auto import LossChoices, decide_by_loss, decide_sharing
 from jboost.boosting.memory_needs import check_cells, refuse_large_histograms
 from jboost.boosting.settings import Regularization, Settings
 from jboost.codes.codes import Codes, SparseCodes
-from jboost.entry import checks, feature_checks
+from jboost.entry import feature_checks
 from jboost.entry.arrays import refuse_mask
 from jboost.entry.warning import warn_user
 from jboost.kernels.library import may_run
@@ -306,8 +306,7 @@ def _minimum(samples, num_rows) -> Any:
 def initial_scores(settings: Settings) -> Array | MedianStart | None:
     """Returns the initial scores [K], or how to find them; None: the argmin."""
     init_score, num_scores = settings.init_score, settings.num_scores
-    if isinstance(init_score, str):
-        checks.check_word("init_score", init_score, ("auto", "median"))
+    if isinstance(init_score, str) and init_score in ("auto", "median"):
         return MedianStart() if init_score == "median" else None
     traced = any(isinstance(n, Tracer) for n in jax.tree.leaves(init_score))
     numpy: Any = jnp if traced else np
@@ -315,7 +314,8 @@ def initial_scores(settings: Settings) -> Array | MedianStart | None:
         with np.errstate(over="ignore"):  # refused below, as an infinity
             array = numpy.asarray(refuse_mask(init_score, "init_score"), numpy.float32)
     except (TypeError, ValueError, OverflowError) as error:
-        raise TypeError(
+        kind = ValueError if isinstance(init_score, str) else TypeError
+        raise kind(
             f"init_score must be 'auto', 'median', a number or {num_scores} numbers, "
             f"got {init_score!r}: {error}"
         ) from None

@@ -16,6 +16,7 @@ from jaxtyping import Array, Float
 
 from jboost.boosting.settings import Settings
 from jboost.boosting.state import BoostState, Problem
+from jboost.entry.checks import explain_failure
 from jboost.objective.jaxprs import Program, trace_program
 from jboost.objective.row_programs import with_scores_first
 
@@ -128,7 +129,7 @@ def trace_derivatives(
     except Exception as error:
         raise TypeError(
             "derivatives failed; it must accept (scores, targets, key) of all rows and "
-            f"be written in jax.numpy: {type(error).__name__}: {error}"
+            f"be written in jax.numpy: {explain_failure(error)}"
         ) from error
     if not isinstance(found, tuple | list) or len(found) != 2:
         raise TypeError(

@@ -20,7 +20,10 @@ def learning_rates(
 ) -> Array | np.ndarray:
     """Returns one rate per round from a number or a schedule, starting at ``first``."""
     if not callable(learning_rate):
-        checks.check_number("learning_rate", learning_rate, above=0.0)
+        checks.check_number(
+            "learning_rate", learning_rate, above=0.0,
+            also=" or a schedule, round -> number",
+        )  # fmt: skip
         if isinstance(learning_rate, Tracer):
             rate = jnp.asarray(learning_rate, jnp.float32)
             return jnp.broadcast_to(rate, (num_rounds,))

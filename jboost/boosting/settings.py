@@ -74,21 +74,31 @@ def _traced(default: Any, check: Any, meaning: str) -> Setting:
     return Setting(default, check, meaning, traced=True)
 
 
-def _integer(least: int, most: int = 2**31 - 1) -> Callable[[str, Any], Any]:
+def _integer(least: int, most: int = 2**31 - 1) -> Callable[..., Any]:
     return partial(checks.check_integer, least=least, most=most)
 
 
-def _number(**limits: Any) -> Callable[[str, Any], Any]:
+def _number(**limits: Any) -> Callable[..., Any]:
     return partial(checks.check_number, **limits)
 
 
-def _one_of(literal: Any) -> Callable[[str, Any], Any]:
+def _one_of(literal: Any) -> Callable[..., Any]:
     """A check for the words of a ``Literal`` type."""
     return partial(checks.check_word, words=get_args(literal))
 
 
-def _optional(check: Callable[[str, Any], Any]) -> Callable[[str, Any], Any]:
-    return lambda name, value: None if value is None else check(name, value)
+def _or(word: str | None, check: Callable[..., Any]) -> Callable[[str, Any], Any]:
+    """A check that accepts a word, or None, as well."""
+
+    def read(name: str, value: Any) -> Any:
+        if (value is None or isinstance(value, str)) and value == word:
+            return value
+        try:
+            return check(name, value, also=f" or {word!r}")
+        except TypeError as error:  # of a word, the value is wrong
+            raise (ValueError if isinstance(value, str) else TypeError)(error) from None
+
+    return read
 
 
 def _unless_traced(check: Callable[[str, Any], Any]) -> Callable[[str, Any], Any]:
@@ -102,20 +112,8 @@ def _check_curvature(name: str, value: Any) -> Any:
     """Accepts the name of a policy, or a function."""
     if callable(value):
         return value
-    if not isinstance(value, str):
-        words = ", ".join(map(repr, get_args(Policy)))
-        raise TypeError(
-            f"{name} must be one of {words}, or a function (score, target) -> K "
-            f"numbers or a K x K matrix, got {value!r}"
-        )
-    return checks.check_word(name, value, get_args(Policy))
-
-
-def _check_l2(name: str, value: Any) -> Any:
-    """Accepts "auto" or a number of at least 0."""
-    if isinstance(value, str):
-        return checks.check_word(name, value, ("auto",))
-    return _PENALTY(name, value)
+    also = " or a function (score, target) -> K numbers or a K x K matrix"
+    return checks.check_word(name, value, get_args(Policy), also=also)
 
 
 def _check_sharing(name: str, value: Any) -> Any:
@@ -126,13 +124,6 @@ def _check_sharing(name: str, value: Any) -> Any:
         kind = ValueError if isinstance(value, str) else TypeError
         raise kind(f"{name} must be 'auto', True or False, got {value!r}")
     return bool(value)
-
-
-def _check_samples(name: str, value: Any) -> Any:
-    """Accepts "auto", a traced number or a positive integer."""
-    if isinstance(value, str):
-        return checks.check_word(name, value, ("auto",))
-    return _unless_traced(_integer(1))(name, value)
 
 
 _PENALTY = _number(least=0.0)
@@ -153,7 +144,7 @@ class RoundSettings(TypedDict, total=False):
         "codes per feature, one of them for missing")]
     l1: Annotated[Number, _traced(0.0, _PENALTY,
         "moves the gradient sum of a leaf toward 0")]
-    l2: Annotated[Any, _traced("auto", _check_l2,
+    l2: Annotated[Any, _traced("auto", _or("auto", _number(least=0.0)),
         "shrinks leaf values toward 0; auto: 3 average rows, 1 for medians and "
         "quantiles, and 1 where absolute")]
     max_delta_step: Annotated[Number, _traced(_INF, _number(least=0.0, finite=False),
@@ -162,7 +153,8 @@ class RoundSettings(TypedDict, total=False):
         "the least gain of a split")]
     min_child_weight: Annotated[Number, _traced(1.0, _PENALTY,
         "the least curvature of a child")]
-    min_child_samples: Annotated[Any, _traced("auto", _check_samples,
+    min_child_samples: Annotated[Any, _traced(
+        "auto", _unless_traced(_or("auto", _integer(1))),
         "the least rows of a child; auto: one in 50, from 1 to 20; 3 to 20 for medians "
         "and quantiles; for others 1 where absolute")]
     regularization: Annotated[Regularization, _static(
@@ -177,7 +169,7 @@ class RoundSettings(TypedDict, total=False):
         "the share of those for each level")]
     colsample_bynode: Annotated[Number, _traced(1.0, _SHARE,
         "the share of those for each node")]
-    max_leaves: Annotated[int | None, _static(None, _optional(_integer(2)),
+    max_leaves: Annotated[int | None, _static(None, _or(None, _integer(2)),
         "the most leaves of a tree; on each level the best splits come first")]
     # The next two name features: they are checked against the columns.
     monotone: Annotated[Any, _traced(None, None,
@@ -215,12 +207,12 @@ class TableSettings(RoundSettings, total=False):
     # Checked with num_scores, in jboost.boosting.method.initial_scores.
     init_score: Annotated[Any, _traced("auto", None,
         "where training starts: auto (the argmin of the loss), median, or numbers")]
-    absent: Annotated[Absent | None, _static(None, _optional(_one_of(Absent)),
+    absent: Annotated[Absent | None, _static(None, _or(None, _one_of(Absent)),
         "how entries that a sparse matrix does not store are read: missing or zero")]
     # Names features: it is checked against the columns.
     categorical: Annotated[Any, _static("auto", None,
         "categorical columns: auto (by dtype), None, or names and indices")]
-    early_stopping_rounds: Annotated[int | None, _static(None, _optional(_integer(1)),
+    early_stopping_rounds: Annotated[int | None, _static(None, _or(None, _integer(1)),
         "stop after so many rounds without improvement")]
 
 

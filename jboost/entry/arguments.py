@@ -291,13 +291,19 @@ def positional_names(function) -> list[str] | None:
     return [each.name for each in parameters if each.kind in kinds]
 
 
-def takes_mask(function: Any) -> bool:
-    """Checks whether a function names ``where``, as those of groups of rows do."""
+def takes_mask(function: Any, *, required: bool = False) -> bool:
+    """Checks whether a function names ``where``, as those of groups of rows do.
+
+    Args:
+      required: whether it must have no default.
+    """
     try:
-        parameters = inspect.signature(function).parameters
+        where = inspect.signature(function).parameters.get("where")
     except (TypeError, ValueError):
         return False
-    return "where" in parameters and "where" not in bound_keywords(function)
+    if where is None or "where" in bound_keywords(function):
+        return False
+    return not required or where.default is where.empty
 
 
 def bound_keywords(function: Any) -> dict[str, Any]:

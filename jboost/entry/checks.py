@@ -16,12 +16,22 @@ import numpy as np
 from jax.core import Tracer
 
 Words = tuple[str, ...]
+# Errors of JAX about traced values, and what to write instead.
+_INSTEAD = {
+    jax.errors.TracerBoolConversionError: "jnp.where instead of if, and, or, not; "
+    "jnp.minimum and jnp.maximum instead of min and max",
+    jax.errors.TracerIntegerConversionError: "jnp.asarray(list)[index] for list[index]",
+    jax.errors.TracerArrayConversionError: "jax.numpy for NumPy, jax.scipy for SciPy",
+    jax.errors.NonConcreteBooleanIndexError: "jnp.where(mask, values, 0.0) for "
+    "values[mask]",
+    jax.errors.ConcretizationTypeError: "jnp.exp for math.exp; no float() and int()",
+}
 
 
-def check_word(name: str, value: Any, words: Words) -> Any:
+def check_word(name: str, value: Any, words: Words, *, also: str = "") -> Any:
     """Checks that an option is one of the given strings, and returns it."""
     if not isinstance(value, str) or value not in words:
-        raise ValueError(f"{name} must be one of {words}, got {value!r}")
+        raise ValueError(f"{name} must be one of {words}{also}, got {value!r}")
     return value
 
 
@@ -32,34 +42,53 @@ def check_number(
     least: float = -np.inf,
     most: float = np.inf,
     above: float | None = None,
+    below: float | None = None,
     finite: bool = True,
+    scalar: bool = True,
+    also: str = "",
 ) -> Any:
-    """Checks that a scalar has least <= value <= most and value > above; returns it."""
+    """Returns a number with least <= value <= most and above < value < below.
+
+    Args:
+      finite: whether infinities are refused.
+      scalar: whether arrays are refused; otherwise all their numbers are checked.
+      also: other values that the caller accepts, for the error: " or 'auto'".
+    """
     if isinstance(value, Tracer):
-        if value.ndim != 0:
+        if scalar and value.ndim != 0:
             raise ValueError(f"{name} must be a scalar, got shape {value.shape}")
         return value
     low = f"> {above}" if above is not None else f">= {least}"
     expected = f"{name} must be a number {low}"
-    if most < np.inf:
-        expected += f" and <= {most}"
+    if below is not None or most < np.inf:
+        expected += f" and < {below}" if below is not None else f" and <= {most}"
+    expected += also
     try:
         array = np.asarray(value)
     except (TypeError, ValueError):
         raise TypeError(f"{expected}, got {value!r}") from None
-    if array.dtype.kind not in "fiu" or array.ndim != 0 or np.ma.is_masked(value):
+    is_number = array.dtype.kind in "fiu" or array.dtype.name == "bfloat16"
+    if not is_number or (scalar and array.ndim != 0) or np.ma.is_masked(value):
         raise TypeError(f"{expected}, got {value!r}")
     with np.errstate(over="ignore", under="ignore"):
-        number = float(array.astype(np.float32))  # as computations will see it
-    inside = least <= float(array) <= most and (above is None or number > above)
-    if not inside or (finite and not np.isfinite(number)):
-        raise ValueError(f"{expected}, got {value!r}")
+        numbers = array.astype(np.float32)  # as computations will see them
+    inside = (least <= array) & (array <= most) & (np.isfinite(numbers) | (not finite))
+    if above is not None:
+        inside &= numbers > above
+    if below is not None:
+        inside &= numbers < below
+    if not np.all(inside):
+        wrong = array[~inside][0] if array.ndim else repr(value)
+        more = " and finite" if finite and np.isinf(numbers[~inside]).any() else ""
+        raise ValueError(f"{expected}{more}, got {wrong}")
     return value
 
 
-def check_integer(name: str, value: Any, *, least: int, most: int = 2**31 - 1) -> int:
+def check_integer(
+    name: str, value: Any, *, least: int, most: int = 2**31 - 1, also: str = ""
+) -> int:
     """Checks and returns a Python integer in [least, most], which cannot be traced."""
-    expected = f"{name} must be an integer from {least} to {most}"
+    expected = f"{name} must be an integer from {least} to {most}{also}"
     if isinstance(value, Tracer):
         raise TypeError(f"{expected}; it is a size and cannot be traced")
     if isinstance(value, bool) or not isinstance(value, int | np.integer):
@@ -83,6 +112,12 @@ def check_callable(name: str, value: Any, signature: str) -> Callable[..., Any]:
     return value
 
 
+def explain_failure(error: Exception) -> str:
+    """Returns why tracing a function failed, and what to write if JAX cannot trace."""
+    wanted = [text for kind, text in _INSTEAD.items() if isinstance(error, kind)]
+    return f"write {wanted[0]}" if wanted else f"{type(error).__name__}: {error}"
+
+
 def check_link(
     inverse_link: Any, score_shape: tuple[int, ...], *, single: bool = False
 ) -> Callable[..., Any] | None:
@@ -103,7 +138,7 @@ def check_link(
     except Exception as error:
         raise TypeError(
             "inverse_link must be a jax.numpy function of the score of one row, which "
-            f"has shape {score_shape}; it raised {type(error).__name__}: {error}"
+            f"has shape {score_shape}: {explain_failure(error)}"
         ) from error
     if single and not isinstance(found, jax.ShapeDtypeStruct):
         raise TypeError(f"inverse_link must return one array here, got {found!r}")

@@ -6,12 +6,15 @@ rows. Out: :class:`Adaptive`, which :func:`jboost.fit` accepts as a loss.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Literal, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike, Float
 
+from jboost.entry.checks import check_number
+from jboost.losses.parameters import check_parameter
 from jboost.losses.rows import absolute_error, huber
 from jboost.numerics.derivatives import differentiable
 from jboost.numerics.floats import middle_float
@@ -85,8 +88,7 @@ def make_adaptive_huber(*, alpha: float = 0.9) -> Adaptive:
     Losses are reported at the delta of the first round (``report="first"`` in
     :func:`adaptive`), because losses at different deltas are not comparable.
     """
-    if not 0 < alpha < 1:
-        raise ValueError(f"alpha must lie in (0, 1), got {alpha!r}")
+    check_parameter("alpha", alpha, partial(check_number, above=0, below=1))
 
     def estimate(scores, targets, weights):
         sizes = absolute_error(scores, targets)
@@ -109,6 +111,7 @@ def weighted_quantile(
     exact and much cheaper than sorting inside a compiled loop. The derivative is that
     of the value, the weighted mean of equal ones; 0 in weights and q.
     """
+    check_parameter("q", q, partial(check_number, least=0, most=1))
     values = jnp.asarray(values, jnp.float32)
     weights = jnp.asarray(weights, jnp.float32)
     return differentiable(

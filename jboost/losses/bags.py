@@ -9,8 +9,10 @@ import math
 import jax.numpy as jnp
 
 from jboost.losses.groups import clear, log, softplus, weigh_rows
+from jboost.losses.parameters import built_in
 
 
+@built_in()
 def bag(scores, targets, *, where=None):
     """Returns the cross-entropy of a bag that is positive if one of its rows is.
 

@@ -6,14 +6,16 @@ gradient are the lambdas. The weights depend on the scores, but count as constan
 the loss is differentiated.
 """
 
+from functools import partial
 from typing import Literal, get_args
 
 import jax.numpy as jnp
 from jax import lax, nn
 
-from jboost.entry.checks import check_integer
+from jboost.entry.checks import check_integer, check_word
 from jboost.losses.groups import clear, weigh_rows
 from jboost.losses.pairs import find_lead, logistic_pairs, sum_once
+from jboost.losses.parameters import built_in
 from jboost.losses.ranking import discount, find_gains, find_ideal
 
 Normalize = Literal["none", "scores", "sum", "both"]
@@ -22,6 +24,12 @@ _COUNTED = 256  # rows up to which counting is faster than sorting in XLA on a C
 _MANY = 2  # times the truncation level: so many documents are sorted
 
 
+def _check_depth(name, at):
+    if at is not None:
+        check_integer(name, at, least=1)
+
+
+@built_in(at=_check_depth, normalize=partial(check_word, words=get_args(Normalize)))
 def lambda_rank(
     scores, targets, *, where=None, at: int | None = 30, normalize: Normalize = "none"
 ):
@@ -64,11 +72,6 @@ def lambda_rank(
       and eq. 6; Wang et al. 2018, "The LambdaLoss framework", for the loss whose
       gradient it is. The normalizations are LightGBM's (pull request 2331).
     """
-    if normalize not in get_args(Normalize):
-        wanted = get_args(Normalize)
-        raise ValueError(f"normalize must be one of {wanted}, got {normalize!r}")
-    if at is not None:
-        check_integer("at", at, least=1)
     size = len(scores)
     top = size if at is None else min(at, size)
     real = weigh_rows(scores, where, None) > 0

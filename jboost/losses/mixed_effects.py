@@ -18,9 +18,11 @@ from jax import lax
 from jax.core import Tracer
 from jaxtyping import Array, ArrayLike, Float, Shaped
 
+from jboost.entry.checks import check_number
 from jboost.entry.decorators import traceable
 from jboost.losses.adapting import Adaptive, adaptive
 from jboost.losses.groups import clear, weigh_rows
+from jboost.losses.parameters import built_in, check_parameter
 from jboost.numerics.ids import number_ids, read_ids
 
 STEPS = 24  # halve log(1e12) to 2e-6
@@ -33,6 +35,13 @@ class Variances(NamedTuple):
     intercept: Float[Array, ""]  # t^2
 
 
+def _check_variances(name, variances):
+    residual, intercept = variances
+    check_number(f"residual of {name}", residual, above=0)
+    check_number(f"intercept of {name}", intercept, least=0)
+
+
+@built_in(variances=_check_variances)
 def random_intercept(scores, targets, variances, *, where=None, weights=None):
     """Returns the negative log-likelihood of a group with a random intercept.
 
@@ -175,6 +184,7 @@ def predict_intercepts(
     References:
       Robinson 1991, "That BLUP is a good thing: the estimation of random effects".
     """
+    check_parameter("variances", variances, _check_variances)
     residual, intercept = (jnp.asarray(each, jnp.float32) for each in variances)
     scores = jnp.asarray(scores, jnp.float32)
     targets, groups = jnp.asarray(targets, jnp.float32), _number_groups(groups)

@@ -10,10 +10,12 @@ import jax.numpy as jnp
 
 from jboost.losses.groups import clear, weigh_rows
 from jboost.losses.pairs import logistic_pairs
-from jboost.losses.risk_sets import Ties
+from jboost.losses.parameters import POSITIVE, built_in
+from jboost.losses.risk_sets import Ties, check_ties
 from jboost.losses.survival import cox
 
 
+@built_in()
 def pairwise_logistic(scores, targets, *, where=None):
     """Returns the sum of log(1 + exp(s_j - s_i)) over the pairs with y_i > y_j.
 
@@ -44,6 +46,7 @@ def pairwise_logistic(scores, targets, *, where=None):
     return logistic_pairs(scores, order)
 
 
+@built_in()
 def listwise_softmax(scores, targets, *, where=None):
     """Returns -sum_i p_i log softmax(scores)_i, where p_i = gain_i / sum of gains.
 
@@ -70,6 +73,7 @@ def listwise_softmax(scores, targets, *, where=None):
     return _cross_entropy(scores, find_gains(targets, real), real)
 
 
+@built_in()
 def xendcg(scores, targets, *, key, where=None):
     """Returns the softmax cross-entropy to labels 2^target - u with random u.
 
@@ -102,6 +106,7 @@ def xendcg(scores, targets, *, key, where=None):
     return _cross_entropy(scores, labels, real)
 
 
+@built_in(ties=check_ties)
 def list_mle(scores, targets, *, where=None, ties: Ties = "efron"):
     """Returns the negative log-likelihood of the order of the targets.
 
@@ -134,6 +139,7 @@ def list_mle(scores, targets, *, where=None, ties: Ties = "efron"):
     return cox(scores, events, where=where, ties=ties)
 
 
+@built_in(temperature=POSITIVE)
 def approx_ndcg(scores, targets, *, where=None, temperature=0.1):
     """Returns 1 - NDCG with smooth ranks.
 

@@ -12,16 +12,19 @@ them, l = 0, ..., d - 1, is divided by R (Breslow 1974) or by R - (l / d) E (Efr
 cancels.
 """
 
+from functools import partial
 from typing import Literal, NamedTuple, get_args
 
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int32
 
+from jboost.entry.checks import check_word
 from jboost.losses.group_targets import check_names
 from jboost.numerics.cumulative import cumulate, cumulate_levels
 
 Ties = Literal["efron", "breslow"]
+check_ties = partial(check_word, words=get_args(Ties))
 
 
 class RiskSets(NamedTuple):
@@ -50,8 +53,7 @@ def find_risk_sets(targets, weights, ties: Ties) -> RiskSets:
       weights: [G], 0 for masked rows.
       ties: "efron" or "breslow".
     """
-    if ties not in get_args(Ties):
-        raise ValueError(f"ties must be one of {get_args(Ties)}, got {ties!r}")
+    check_ties("ties", ties)
     check_names(targets)
     real = weights > 0
     time = jnp.where(real, jnp.asarray(targets["time"], weights.dtype), jnp.inf)

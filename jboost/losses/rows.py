@@ -16,9 +16,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jboost.entry.checks import check_number
 from jboost.losses.groups import softplus
+from jboost.losses.parameters import NOT_NEGATIVE, POSITIVE, SHARE, built_in
+
+_POWER = functools.partial(check_number, above=1, below=2, scalar=False)
 
 
+@built_in()
 def squared_error(score, target):
     """Returns r^2; minimized by the mean. The Hessian is 2, as in optax.
 
@@ -30,12 +35,14 @@ def squared_error(score, target):
     return jnp.square(_residual(score, target))
 
 
+@built_in()
 def absolute_error(score, target):
     """Returns |r|; minimized by the median (Friedman 2001, algorithm 3)."""
     residual = _residual(score, target)
     return jnp.sign(residual) * residual  # the gradient of jnp.abs at 0 is 1, not 0
 
 
+@built_in(delta=POSITIVE)
 def huber(score, target, *, delta=1.0):
     """Returns r^2 / 2 if |r| <= delta, else delta (|r| - delta / 2).
 
@@ -50,6 +57,7 @@ def huber(score, target, *, delta=1.0):
     return jnp.where(magnitude <= delta, square, delta * (magnitude - delta / 2))
 
 
+@built_in(delta=POSITIVE)
 def pseudo_huber(score, target, *, delta=1.0):
     """Returns delta^2 (sqrt(1 + (r / delta)^2) - 1) (Charbonnier et al. 1997)."""
     ratio = _residual(score, target) / delta
@@ -57,6 +65,7 @@ def pseudo_huber(score, target, *, delta=1.0):
     return delta**2 * jnp.square(ratio) / (jnp.sqrt(1 + jnp.square(ratio)) + 1)
 
 
+@built_in()
 def log_cosh(score, target):
     """Returns log cosh r: about r^2 / 2 for small |r|, |r| - log 2 for large |r|."""
     return _log_cosh(_residual(score, target))
@@ -72,6 +81,7 @@ def _log_cosh(residual):
 _log_cosh.defjvps(lambda moved, value, residual: jnp.tanh(residual) * moved)
 
 
+@built_in(tau=SHARE)
 def quantile(score, target, *, tau=0.5):
     """Returns the pinball loss max(-tau r, (1 - tau) r).
 
@@ -81,12 +91,14 @@ def quantile(score, target, *, tau=0.5):
     return jnp.where(residual > 0, (1 - tau) * residual, -tau * residual)
 
 
+@built_in(tau=SHARE)
 def expectile(score, target, *, tau=0.5):
     """Returns the asymmetric squared error |tau - 1[r > 0]| r^2 (Newey and Powell)."""
     residual = _residual(score, target)
     return jnp.where(residual > 0, 1 - tau, tau) * jnp.square(residual)
 
 
+@built_in()
 def poisson(score, target):
     """Returns exp(score) - target score, for counts; the score is the log of the mean.
 
@@ -97,6 +109,7 @@ def poisson(score, target):
     return _defined(target >= 0, jnp.exp(score) - target * score)
 
 
+@built_in()
 def gamma(score, target):
     """Returns target exp(-score) + score, for positive targets.
 
@@ -107,6 +120,7 @@ def gamma(score, target):
     return _defined(target > 0, target * jnp.exp(-score) + score)
 
 
+@built_in(power=_POWER)
 def tweedie(score, target, *, power=1.5):
     """Returns -target e^((1-p) s) / (1-p) + e^((2-p) s) / (2-p), 1 < p = power < 2.
 
@@ -119,6 +133,7 @@ def tweedie(score, target, *, power=1.5):
     return _defined(target >= 0, value)
 
 
+@built_in()
 def logistic(score, target):
     """Returns the binary cross-entropy log(1 + e^score) - target score.
 
@@ -129,6 +144,7 @@ def logistic(score, target):
     return _defined((target >= 0) & (target <= 1), value)
 
 
+@built_in()
 def softmax(score, target):
     """Returns the cross-entropy logsumexp(score) - score[target] of K classes.
 
@@ -145,12 +161,14 @@ def softmax(score, target):
     return _defined(inside, value)
 
 
+@built_in()
 def exponential(score, target):
     """Returns exp(-target score) for targets -1 and +1 (Schapire and Singer 1999)."""
     target = _like(score, target)
     return _defined(jnp.abs(target) == 1, jnp.exp(-target * score))
 
 
+@built_in(gamma=NOT_NEGATIVE, alpha=SHARE)
 def focal(score, target, *, gamma=2.0, alpha=0.25):
     """Returns -alpha_t (1 - p_t)^gamma log p_t (Lin et al. 2017, eq. 5).
 
@@ -166,22 +184,26 @@ def focal(score, target, *, gamma=2.0, alpha=0.25):
     return _defined((target >= 0) & (target <= 1), value)
 
 
+@built_in()
 def hinge(score, target):
     """Returns max(0, 1 - target score) for targets -1 and +1 (Cortes, Vapnik 1995)."""
     target = _like(score, target)
     return _defined(jnp.abs(target) == 1, jnp.maximum(0.0, 1 - target * score))
 
 
+@built_in()
 def hinge_squared(score, target):
     """Returns max(0, 1 - target score)^2 for targets -1 and +1."""
     return jnp.square(hinge(score, target))
 
 
+@built_in(scale=POSITIVE)
 def cauchy(score, target, *, scale=1.0):
     """Returns log(1 + (r / scale)^2 / 2) (Barron 2019, alpha = 0). Not convex."""
     return jnp.log1p(jnp.square(_residual(score, target) / scale) / 2)
 
 
+@built_in(scale=POSITIVE)
 def welsch(score, target, *, scale=1.0):
     """Returns 1 - exp(-(r / scale)^2 / 2) (Barron 2019, alpha = -inf). Not convex."""
     return -jnp.expm1(-jnp.square(_residual(score, target) / scale) / 2)

@@ -14,13 +14,15 @@ import jax.numpy as jnp
 
 from jboost.losses.group_targets import check_names
 from jboost.losses.groups import clear, log, softplus, weigh_rows
-from jboost.losses.risk_sets import Ties, find_risk_sets, sum_risks
+from jboost.losses.parameters import built_in
+from jboost.losses.risk_sets import Ties, check_ties, find_risk_sets, sum_risks
 
 # Risks are scaled to exp(-RANGE / 2) .. exp(RANGE / 2), whose sums float32 can hold.
 RANGE = 140.0
 ROOT = math.exp(-RANGE / 4)
 
 
+@built_in(ties=check_ties)
 def cox(scores, targets, *, where=None, weights=None, ties: Ties = "efron"):
     """Returns the negative log partial likelihood of the proportional hazards model.
 
@@ -75,6 +77,7 @@ def scale_risks(scores, weights):
     return relative, weights * jnp.square(root)
 
 
+@built_in()
 def concordance(scores, targets, *, where=None, weights=None):
     """Returns a smooth upper bound of 1 - concordance index.
 

@@ -20,6 +20,7 @@ from jboost.metrics.reading import (
     link_rows,
     mean_rows,
     read_rows,
+    settle_infinities,
 )
 
 
@@ -44,7 +45,10 @@ def log_loss(
     if logs.ndim == 2 and scores.ndim == 2:
         return mean_rows(-_pick(logs, targets, "log_loss"), weights)
     chance = _as_share(targets, scores, "log_loss")
-    return mean_rows(-chance * logs[:, 1] - (1 - chance) * logs[:, 0], weights)
+    # An infinite logarithm does not count where its class has no share.
+    second = jnp.where(chance > 0, -chance * logs[:, 1], 0)
+    first = jnp.where(chance < 1, (1 - chance) * logs[:, 0], 0)
+    return mean_rows(second - first, weights)
 
 
 def brier(
@@ -100,10 +104,12 @@ def error(
     if found.ndim == 2:
         check_shape(targets, found[:, 0], "error")
         wrong = jnp.argmax(found, axis=1) != targets.astype(jnp.int32)
+        broken = jnp.any(jnp.isnan(found), axis=1)
     else:
         check_shape(targets, found, "error")
         wrong = (found > 0.5) != (targets > 0)
-    return mean_rows(wrong.astype(jnp.float32), weights)
+        broken = jnp.isnan(found)
+    return mean_rows(jnp.where(broken, jnp.nan, wrong.astype(jnp.float32)), weights)
 
 
 def second_class(score: Float[ArrayLike, ""]) -> Any:
@@ -120,7 +126,7 @@ def _as_share(targets, found, name):
 def _log_probabilities(scores, inverse_link):
     """Returns log probabilities [N, classes], accurate near probabilities 0 and 1."""
     if inverse_link is jax.nn.softmax and scores.ndim == 2:
-        return jax.nn.log_softmax(scores, axis=1)
+        return jax.nn.log_softmax(settle_infinities(scores), axis=1)
     twice = INVERSE_LINKS[exponential]  # sigmoid(2 score)
     if inverse_link in (jax.nn.sigmoid, twice) and scores.ndim == 1:
         logit = scores if inverse_link is jax.nn.sigmoid else 2 * scores

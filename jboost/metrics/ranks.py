@@ -62,8 +62,13 @@ def average_precision(
 
 def _rank(name, scores, targets, weights, inverse_link):
     """Computes a metric of two classes, or its one-vs-rest mean over K classes."""
-    measure = _auc_of_two if name == "auc" else _precision_of_two
+    rank = _auc_of_two if name == "auc" else _precision_of_two
     scores, targets, weights = read_rows(scores, targets, weights)
+
+    def measure(scores, positive, weights):
+        broken = jnp.any(jnp.isnan(scores) & (weights > 0))  # has no rank
+        return jnp.where(broken, jnp.nan, rank(scores, positive, weights))
+
     if scores.ndim == 1:
         check_shape(targets, scores, name)
         return measure(scores, targets > 0, weights)

@@ -111,4 +111,18 @@ def mean_rows(values, weights):
 
 def link_rows(scores, inverse_link):
     """Converts the scores of each row to predictions."""
-    return scores if inverse_link is None else jax.vmap(inverse_link)(scores)
+    if inverse_link is None:
+        return scores
+    if inverse_link is jax.nn.softmax and scores.ndim == 2:
+        scores = settle_infinities(scores)
+    return jax.vmap(inverse_link)(scores)
+
+
+def settle_infinities(scores):
+    """Returns scores of K classes of which softmax is the limit, where it were NaN.
+
+    A score of infinity takes the whole probability; several share it.
+    """
+    top = jnp.max(scores, axis=1, keepdims=True)
+    limit = jnp.where(scores == top, 0.0, -jnp.inf)
+    return jnp.where(jnp.isinf(top), limit, scores)

@@ -78,11 +78,22 @@ def r2(
     *,
     inverse_link: Link = None,
 ) -> Float[Array, ""]:
-    """Returns 1 - squared error / variance (``r2_score``); larger is better."""
+    """Returns 1 - squared error / variance (``r2_score``); larger is better.
+
+    Of equal targets it is 1 if all predictions are exact, otherwise 0; of a single
+    target it is NaN. Rows of weight 0 do not count.
+    """
     found, targets, weights = _predict("r2", scores, targets, weights, inverse_link)
     center = targets - mean_rows(targets, weights)[:, None]
     left = mean_rows(jnp.square(found - targets), weights)
-    return jnp.mean(1 - left / mean_rows(jnp.square(center), weights))
+    spread = mean_rows(jnp.square(center), weights)
+    # Equal targets may differ from their mean, which is rounded.
+    counted = jnp.broadcast_to(weights > 0, targets.shape)
+    least = jnp.min(jnp.where(counted, targets, jnp.inf), axis=1)
+    equal = least == jnp.max(jnp.where(counted, targets, -jnp.inf), axis=1)
+    share = jnp.where(equal, jnp.sign(left), left / jnp.where(equal, 1, spread))
+    several = jnp.sum(counted, axis=1) > 1
+    return jnp.mean(jnp.where(several, 1 - share, jnp.nan))
 
 
 def poisson_deviance(
@@ -94,12 +105,15 @@ def poisson_deviance(
 ) -> Float[Array, ""]:
     """Returns the mean of 2 (t log(t / p) - t + p) (``mean_poisson_deviance``).
 
-    NaN unless all targets t >= 0 and all predictions p > 0.
+    NaN unless all targets t >= 0 and all predictions p >= 0. At p = 0, which scores
+    below -87 round to, it is the limit: 0 for t = 0, otherwise infinite.
     """
     name = "poisson_deviance"
     found, targets, weights = _predict(name, scores, targets, weights, inverse_link)
-    value = jax.scipy.special.xlogy(targets, targets / found) - targets + found
-    value = jnp.where((targets >= 0) & (found > 0), 2 * value, jnp.nan)
+    ratio = jnp.where(targets > 0, targets / found, 1)
+    value = jax.scipy.special.xlogy(targets, ratio) - targets + found
+    value = jnp.where(jnp.isposinf(found), jnp.inf, 2 * value)
+    value = jnp.where((targets >= 0) & (found >= 0), value, jnp.nan)
     return jnp.mean(mean_rows(value, weights))
 
 
@@ -112,12 +126,13 @@ def gamma_deviance(
 ) -> Float[Array, ""]:
     """Returns the mean of 2 (log(p / t) + t / p - 1) (``mean_gamma_deviance``).
 
-    NaN unless all targets t > 0 and all predictions p > 0.
+    NaN unless all targets t > 0 and all predictions p >= 0; infinite at p = 0.
     """
     name = "gamma_deviance"
     found, targets, weights = _predict(name, scores, targets, weights, inverse_link)
     ratio = targets / found
-    value = jnp.where((targets > 0) & (found > 0), ratio - jnp.log(ratio) - 1, jnp.nan)
+    value = jnp.where(found > 0, ratio - jnp.log(ratio) - 1, jnp.inf)
+    value = jnp.where((targets > 0) & (found >= 0), value, jnp.nan)
     return jnp.mean(mean_rows(2 * value, weights))
 
 

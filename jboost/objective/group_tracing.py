@@ -18,8 +18,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jboost.entry.arguments import bound_keywords, hint_loss, takes_mask
+from jboost.entry.arguments import bound_keywords, hint_loss
+from jboost.entry.checks import explain_failure
 from jboost.losses import GROUP_LOSSES, Adaptive
+from jboost.losses.parameters import ParameterError
 from jboost.objective.jaxprs import (
     Program,
     find_dependencies,
@@ -110,11 +112,6 @@ def read_inputs(loss: Any) -> GroupInputs:
     )
 
 
-def takes_groups(loss: Any) -> bool:
-    """Returns whether a loss names the argument ``where``."""
-    return takes_mask(loss.loss if isinstance(loss, Adaptive) else loss)
-
-
 def call_estimate(
     loss: Adaptive, scores: Any, targets: Any, weights: Any, groups: Any
 ) -> Any:
@@ -180,7 +177,7 @@ def trace_group_loss(
         except Exception as error:
             raise TypeError(
                 f"loss {name_of(function)} must be differentiable by JAX"
-                f"{explain_obstacle(values[-1].jaxpr)}: {type(error).__name__}: {error}"
+                f"{explain_obstacle(values[-1].jaxpr)}: {explain_failure(error)}"
             ) from error
         gradients.append(gradient)
         by_pairs.append(_takes_pairs(gradient.jaxpr, width))
@@ -258,12 +255,14 @@ def check_result(function, call, arguments, width):
         )
     try:
         result = jax.eval_shape(call, *arguments)
+    except ParameterError:
+        raise
     except Exception as error:
         raise TypeError(
             f"loss {name} failed on a group of {width} rows; with groups it is called "
             f"as {SIGNATURE}{_hint_mask(function)}, for all rows of a group at once, "
             "and must be written in jax.numpy (for a loss of one row leave out "
-            f"groups): {type(error).__name__}: {error}"
+            f"groups): {explain_failure(error)}"
         ) from error
     if result.shape != ():
         raise ValueError(

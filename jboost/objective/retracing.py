@@ -6,6 +6,7 @@ returned before for the same function, the same values that the function reads, 
 targets of the same shapes.
 """
 
+import inspect
 import weakref
 from collections.abc import Hashable, Sequence
 from functools import partial
@@ -102,7 +103,7 @@ def _describe(value: Any, seen: dict[int, Any]) -> Hashable:
 def _describe_reads(function, seen):
     """Describes the values that a function reads besides its arguments."""
     if (function.__module__ or "").partition(".")[0] in _STABLE and (
-        function.__closure__ is None
+        inspect.unwrap(function).__closure__ is None  # a decorator has one
     ):
         return ()
     try:

@@ -24,6 +24,7 @@ from jboost.entry.arguments import (
     positional_names,
     takes_mask,
 )
+from jboost.entry.checks import explain_failure
 from jboost.entry.warning import warn_user
 from jboost.losses import (
     GROUP_LOSSES,
@@ -34,6 +35,7 @@ from jboost.losses import (
     softmax,
 )
 from jboost.losses.likelihoods import find_information
+from jboost.losses.parameters import ParameterError
 from jboost.losses.several import is_sum, widen_loss
 from jboost.objective.jaxprs import (
     Program,
@@ -141,9 +143,9 @@ def trace_loss(
     except Exception as error:
         raise TypeError(
             f"loss {name_of(function)} must be differentiable twice by JAX"
-            f"{explain_obstacle(value.jaxpr)}: {type(error).__name__}: {error}"
+            f"{explain_obstacle(value.jaxpr)}: {explain_failure(error)}"
         ) from error
-    _check_gradient(function, gradient)
+    _check_gradient(function, gradient, num_scores)
     if num_scores > 1:
         _warn_of_unused(function, gradient, constants, num_scores)
     own = None
@@ -209,7 +211,7 @@ def _trace_curvature(curvature, arguments, constants, num_scores):
         raise TypeError(
             f"curvature {name} failed on one row with (score, target) of types "
             f"({shapes}); it must accept (score, target) of one row and be written in "
-            f"jax.numpy: {type(error).__name__}: {error}"
+            f"jax.numpy: {explain_failure(error)}"
         ) from error
     if num_scores == 1 and shape != ():
         raise ValueError(
@@ -233,17 +235,19 @@ def estimate_shapes(estimate: Any, arguments: Any) -> Any:
     """Returns the shapes of the parameters of an adaptive loss."""
     try:
         return jax.eval_shape(estimate, *arguments)
+    except ParameterError:
+        raise
     except Exception as error:
         raise TypeError(
             f"estimate {name_of(estimate)} of an adaptive loss failed; it must accept "
             "(scores, targets, weights) of all rows and be written in jax.numpy: "
-            f"{type(error).__name__}: {error}"
+            f"{explain_failure(error)}"
         ) from error
 
 
 def name_of(function: Any) -> str:
     """Returns the name of a function, for errors."""
-    return getattr(function, "__name__", repr(function))
+    return getattr(bare_loss(function), "__name__", repr(function))
 
 
 def explain_obstacle(jaxpr: Any) -> str:
@@ -264,6 +268,17 @@ def explain_obstacle(jaxpr: Any) -> str:
     return ""
 
 
+def needs_groups(loss: Any) -> bool:
+    """Returns whether a loss can only be one of groups of rows.
+
+    A built-in one is if it names ``where``, another one if it requires it: losses of
+    one row of optax have a ``where`` of their own, which is optional.
+    """
+    function = loss.loss if isinstance(loss, Adaptive) else loss
+    built_in = getattr(bare_loss(function), "of_groups", False)
+    return takes_mask(function, required=not built_in)
+
+
 def _check_loss(loss, arguments, num_scores):
     if not callable(loss):
         text = isinstance(loss, str)
@@ -272,7 +287,7 @@ def _check_loss(loss, arguments, num_scores):
             f"loss must be callable as loss(score, target), got {loss!r}{hint}"
         )
     name = name_of(loss)
-    if takes_mask(loss):
+    if needs_groups(loss):
         raise ValueError(
             f"loss {name} must be a loss of one row here, loss(score, target), got one "
             "that takes where, as losses of groups do"
@@ -290,13 +305,14 @@ def _check_loss(loss, arguments, num_scores):
         )
     try:
         result = jax.eval_shape(loss, *arguments)
+    except ParameterError:
+        raise
     except Exception as error:
         shapes = ", ".join(str(jax.tree.map(_describe, a)) for a in arguments)
         raise TypeError(
             f"loss {name} failed on one row with (score, target) of types ({shapes}); "
             "it must accept (score, target) of one row and be written in jax.numpy"
-            f"{_hint_scores(loss, arguments, num_scores)}: "
-            f"{type(error).__name__}: {error}"
+            f"{_hint_scores(loss, arguments, num_scores)}: {explain_failure(error)}"
         ) from error
     shape, dtype = getattr(result, "shape", None), getattr(result, "dtype", None)
     if shape is None or dtype is None or shape != ():
@@ -316,7 +332,7 @@ def _check_loss(loss, arguments, num_scores):
         )
 
 
-def _check_gradient(loss, gradient):
+def _check_gradient(loss, gradient, num_scores):
     """Raises ValueError if the gradient is zero, or independent of the score."""
     name = name_of(loss)
     if gradient.zero:
@@ -325,10 +341,12 @@ def _check_gradient(loss, gradient):
             "score; the loss does not depend on its score, or it rounds it"
         )
     if len(gradient.constants) not in find_dependencies(gradient.jaxpr):
+        links = "; give it jax.nn.log_softmax(score) if it takes log probabilities"
+        links = links if num_scores > 1 else ""
         raise ValueError(
             f"loss {name} must have a minimum in the score, got a loss that is linear "
             "in the score and therefore unbounded below; check that its arguments are "
-            "not swapped: it is called as loss(score, target)"
+            f"not swapped: it is called as loss(score, target){links}"
         )
 
 
@@ -348,15 +366,16 @@ def _warn_of_unused(loss, gradient, constants, num_scores):
 
 
 def _hint_scores(loss, arguments, num_scores):
-    """Suggests num_scores if the loss works with several scores but not with one."""
+    """Suggests groups or num_scores, if the loss works with these."""
+    hint = "; if it is a loss of a group of rows, pass groups" * takes_mask(loss)
     for size in range(2, 9) if num_scores == 1 else ():
         scores = jax.ShapeDtypeStruct((size,), jnp.float32)
         try:
             jax.eval_shape(loss, scores, *arguments[1:])
         except Exception:
             continue
-        return "; if it takes several scores, pass num_scores"
-    return ""
+        return f"{hint}; if it takes several scores, pass num_scores"
+    return hint
 
 
 def _describe(aval):

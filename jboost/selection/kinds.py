@@ -12,13 +12,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jboost.entry.arguments import takes_mask
 from jboost.losses import Adaptive
-from jboost.objective.group_tracing import (
-    estimate_in_group,
-    read_inputs,
-    takes_groups,
-)
-from jboost.objective.tracing import name_of
+from jboost.objective.group_tracing import estimate_in_group, read_inputs
+from jboost.objective.tracing import name_of, needs_groups
 from jboost.tables.groups import RowGroups, make_groups, take_first_group
 from jboost.tables.targets import check_targets
 
@@ -29,9 +26,9 @@ _SEED = 4073  # one that users do not draw their targets with
 def is_of_groups(loss: Any, groups: Any, y: Any, num_scores: int) -> bool:
     """Returns whether a loss is one of a group.
 
-    It is if it takes ``where``, or if ``groups`` are no labels. With labels, a loss
-    without ``where`` is evaluated on all rows of one group: losses of a row fail or do
-    not return a scalar, or they return the sum over the rows.
+    It is if it requires ``where``, or if ``groups`` are no labels. With labels, another
+    loss is evaluated on all rows of one group: losses of a row fail or do not return a
+    scalar, or they return the sum over the rows.
 
     Args:
       loss: with its parameters bound.
@@ -41,7 +38,7 @@ def is_of_groups(loss: Any, groups: Any, y: Any, num_scores: int) -> bool:
     Raises:
       ValueError: the loss may be of a group and of a row, and they differ.
     """
-    if takes_groups(loss) or isinstance(groups, str | RowGroups):
+    if needs_groups(loss) or isinstance(groups, str | RowGroups):
         return True
     if groups is None:
         return False
@@ -74,19 +71,24 @@ def _compare(loss, part, parameters, num_scores):
     scores = np.random.default_rng(_SEED).normal(size=shape).astype(np.float32)
     named = {"weights": jnp.ones(size, jnp.float32)} if inputs.needs_weights else {}
     named |= {"key": jax.random.key(0)} if inputs.key else {}
+    masked = takes_mask(function)
+    named |= {"where": jnp.ones(size, bool)} if masked else {}
 
-    def of_group(scores, targets):
+    # Parameters are arguments, because an estimate of few rows may be in no domain.
+    def of_group(scores, targets, parameters):
         return jnp.asarray(function(scores, targets, *parameters, **named))
 
-    def of_row(score, target):
+    def of_row(score, target, parameters):
         return jnp.asarray(function(score, target, *parameters))
 
-    if not _returns_scalar(of_group, scores, part):
+    if not _returns_scalar(of_group, scores, part, parameters):
         return False
-    if not _returns_scalar(of_row, *jax.tree.map(lambda leaf: leaf[0], (scores, part))):
+    first = jax.tree.map(lambda leaf: leaf[0], (scores, part))
+    if masked or not _returns_scalar(of_row, *first, parameters):
         return True
-    whole = np.asarray(jax.jit(of_group)(scores, part))
-    rows = np.asarray(jax.jit(jax.vmap(of_row))(scores, part))
+    whole = np.asarray(jax.jit(of_group)(scores, part, parameters))
+    of_rows = jax.jit(jax.vmap(of_row, (0, 0, None)))
+    rows = np.asarray(of_rows(scores, part, parameters))
     # A mean is one over the scores of a row, where there are several.
     same = [rows.sum(), *([rows.mean()] if num_scores > 1 else [])]
     slack = _TOLERANCE * np.abs(rows).sum()

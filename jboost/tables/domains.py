@@ -24,10 +24,22 @@ class _Domain(NamedTuple):
     Attributes:
       description: their description in error messages.
       holds: ``holds(targets, num_scores)`` returns a NumPy mask of valid targets.
+      hint: ``hint(targets, num_scores)`` returns the end of the message.
     """
 
     description: str
     holds: Callable[[np.ndarray, int], np.ndarray]
+    hint: Callable[[np.ndarray, int], str] = lambda targets, num_scores: ""
+
+
+def _hint_classes(targets, num_scores):
+    """Suggests the number of scores that the classes need, or to count them from 0."""
+    given = f"; num_scores is {num_scores}"
+    if not (targets == np.floor(targets)).all() or targets.min() < 0:
+        return f"{given}; jboost.sklearn.JBoostClassifier takes labels of any kind"
+    if targets.min() == 1 and targets.max() == num_scores:
+        return f"{given}; subtract 1 from the classes"
+    return f"{given}; pass num_scores={int(targets.max()) + 1}"
 
 
 _COUNTS = _Domain("numbers >= 0", lambda t, _: t >= 0)
@@ -36,6 +48,7 @@ _SIGNS = _Domain("-1 or 1", lambda t, _: np.abs(t) == 1)
 _CLASSES = _Domain(
     "classes, the integers from 0 to num_scores - 1",
     lambda t, k: (t >= 0) & (t < k) & (t == np.floor(t)),
+    _hint_classes,
 )
 _DOMAINS: tuple[tuple[Callable[..., Any], _Domain], ...] = (
     (losses.poisson, _COUNTS), (losses.tweedie, _COUNTS),
@@ -93,7 +106,8 @@ def check_domain(
     bad = ~domain.holds(given, num_scores) & counts
     if bad.any():
         row, *column = np.argwhere(bad)[0].tolist()
+        hint = domain.hint(given[weights > 0], num_scores)
         raise ValueError(
             f"{name} must contain {domain.description} for losses.{bare.__name__}, "
-            f"got {host[row, *column]} in row {row}"
+            f"got {host[row, *column]} in row {row}{hint}"
         )

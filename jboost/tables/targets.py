@@ -44,7 +44,7 @@ def check_targets(
         raise ValueError(f"{name} must contain at least one array, got {y!r}")
 
     def check(leaf):
-        given = array = read_values(leaf, name)
+        given = array = _read_numbers(leaf, name)
         if jnp.issubdtype(array.dtype, np.floating):
             array = narrow_floats(array)
         elif array.dtype.itemsize == 8:
@@ -59,6 +59,18 @@ def check_targets(
         return array
 
     return jax.tree.map(check, y)
+
+
+def _read_numbers(values, name):
+    """Reads numbers; says who encodes labels that are none."""
+    try:
+        return read_values(values, name)
+    except TypeError as error:
+        if as_array(values, f"{name} must hold numbers").dtype.kind not in "OSTU":
+            raise
+        raise TypeError(
+            f"{error}; jboost.sklearn.JBoostClassifier takes labels of any kind"
+        ) from None
 
 
 def _check_range(array, weights, name, given):
