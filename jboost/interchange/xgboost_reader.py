@@ -157,6 +157,7 @@ def _read_document(document):
     ]
     known = _find_known(parameters, splits)
     names = {f: v for f, v in parameters.categorical.items() if v}
+    splits = [_keep_known(split, known[split.feature]) for split in splits]
     categories, words = code_splits(splits, known, names)
     nodes = [nodes for _, nodes in pairs]
     return build_ensemble(
@@ -329,6 +330,14 @@ def _find_known(parameters, splits):
     for feature, value in most.items():
         names = parameters.categorical.get(feature, ())
         least = min(max(_LEAST_VALUES, 2 * value + 2), MOST_VALUES)
-        least = len(names) or least
-        known[feature] = KnownValues(max(least, value + 1))
+        known[feature] = KnownValues(len(names) or max(least, value + 1))
     return known
+
+
+def _keep_known(split, known):
+    """Drops values beyond the names of a feature, which no data frame can hold.
+
+    Our writer lists them where missing values go right: all features share the length
+    of the longest list of names.
+    """
+    return split._replace(values=split.values[split.values < known.length])
