@@ -99,6 +99,10 @@ class Ensemble(Model):
         of word c // 32); None if no feature is categorical.
       categories: the categorical features; None if there are none.
       links: None for trees in heap order.
+      wide_threshold: float64 thresholds of columns whose values float32 cannot tell
+        apart, each as two words, the low one first; NaN for other columns. Only models
+        of other libraries have them. They replace ``threshold`` for rows that are not
+        float32; None if there are no such columns.
     """
 
     feature: Int32[Array, "R S I"]
@@ -116,6 +120,7 @@ class Ensemble(Model):
     left_codes: UInt32[Array, "R S I W"] | None = None
     categories: Categories | None = None
     links: Links | None = None
+    wide_threshold: UInt32[Array, "R S I 2"] | None = None
 
     def __repr__(self) -> str:
         """Returns the sizes; the arrays would fill pages."""
@@ -253,7 +258,7 @@ def rounds_of(model: Ensemble) -> dict[str, Any]:
     """Returns the fields whose arrays have an axis of rounds, by name."""
     names = (
         "feature", "threshold", "missing_left", "leaf_value", "sums", "left_codes",
-        "links",
+        "links", "wide_threshold",
     )  # fmt: skip
     return {name: getattr(model, name) for name in names}
 

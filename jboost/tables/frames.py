@@ -8,7 +8,7 @@ frames.
 """
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -17,6 +17,7 @@ import numpy as np
 from jboost.entry.arrays import as_array, fill_mask, refuse_mask
 from jboost.tables.columns import Column, Values, read_cells, read_numbers
 from jboost.tables.sparse import check_shape, is_sparse, read_columns
+from jboost.tables.wide_columns import WideColumn
 
 _BLOCK_ROWS = 4096  # rows filled at a time, so that they stay in the CPU cache
 
@@ -28,10 +29,13 @@ class Schema(NamedTuple):
       names: names of all F columns, if known.
       categories: the values of each categorical column, None for a numeric column;
         None instead of the tuple if all columns are numeric.
+      wide: columns to convert while they still are float64, by index; None if there
+        are none.
     """
 
     names: tuple[str, ...] | None = None
     categories: tuple[Values | None, ...] | None = None
+    wide: Mapping[int, WideColumn] | None = None
 
 
 class RowSource:
@@ -139,7 +143,9 @@ def read_frame(
             f"{type(x).__name__}; fit, fit_bins, apply_bins, predict, staged_predict, "
             "leaf_indices, shap_values and shap_interactions take sparse ones"
         )
-    if schema is not None and schema.categories is None and _holds_few_numbers(x):
+    wide = (schema.wide if schema is not None else None) or {}
+    simple = schema is not None and schema.categories is None and not wide
+    if schema is not None and simple and _holds_few_numbers(x):
         names = _find_names(x.columns.tolist(), name)
         check_shape(x.shape, name, least_rows)
         _check_names(names, schema.names, name)
@@ -147,7 +153,7 @@ def read_frame(
             return Frame(x.to_numpy(np.float32), names)
     table = find_columns(x, name, least_rows)
     if table is None:
-        return Frame(_read_matrix(x, name, least_rows))
+        return Frame(_read_matrix(x, name, least_rows, wide))
     names = _find_names(table, name)
     known: tuple[Values | None, ...] = (None,) * len(table)
     if schema is not None:
@@ -155,7 +161,8 @@ def read_frame(
         # The caller checks the number of columns, with a message of its own.
         known = (*(schema.categories or ()), *known)[: len(table)]
     cells, categories, doubts = [], [], []
-    for (label, column), values in zip(table.items(), known, strict=True):
+    pairs = zip(table.items(), known, strict=True)
+    for index, ((label, column), values) in enumerate(pairs):
         column = Column(f"column {label!r} of {name}", column)
         held, values, doubt = read_cells(column, values, new=schema is None)
         if values is not None and not categorical:
@@ -163,7 +170,7 @@ def read_frame(
                 f"{column.label} must hold numbers here, got categories "
                 f"({column.dtype}); encode them as numbers first"
             )
-        cells.append(held)
+        cells.append(wide[index].convert(held) if index in wide else held)
         categories.append(values)
         doubts.append(doubt)
     some = any(values is not None for values in categories)
@@ -323,9 +330,9 @@ def _check_names(names, expected, name):
     raise ValueError(message)
 
 
-def _read_matrix(x, name, least_rows):
+def _read_matrix(x, name, least_rows, wide):
     """Returns a matrix in float32; a JAX array stays on its device."""
-    if isinstance(x, jax.Array):  # includes tracers
+    if isinstance(x, jax.Array) and not wide:  # includes tracers
         matrix = x
     else:
         matrix = as_array(x, f"{name} must be a matrix of numbers")
@@ -338,9 +345,12 @@ def _read_matrix(x, name, least_rows):
         raise ValueError(f"{name} must be 2-D [rows, features], got {matrix.shape=}")
     check_shape(matrix.shape, name, least_rows)
     with np.errstate(over="ignore"):  # overflow becomes +-inf, a valid value
-        if isinstance(matrix, np.ndarray):
-            return matrix.astype(np.float32, order="C", copy=False)
-        return matrix.astype(np.float32)
+        if not isinstance(matrix, np.ndarray):
+            return matrix.astype(np.float32)
+        rounded = matrix.astype(np.float32, order="C", copy=bool(wide))
+    for index in wide.keys() & {*range(matrix.shape[1])}:
+        rounded[:, index] = wide[index].convert(matrix[:, index])
+    return rounded
 
 
 def _holds_numbers(array):
