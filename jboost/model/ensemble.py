@@ -234,8 +234,11 @@ def to_ensemble(trees: BoostedTrees, bins: Bins) -> Ensemble:
 
 
 @traceable
-def truncate(model: Ensemble, num_rounds: int) -> Ensemble:
-    """Returns the model after its first ``num_rounds`` rounds.
+def truncate(model: Ensemble, num_rounds: int, *, first: int = 0) -> Ensemble:
+    """Returns the model of ``num_rounds`` rounds, from round ``first`` on.
+
+    The initial score stays: scores are ``init_score`` plus the leaf values of these
+    rounds alone.
 
     Example:
       >>> import numpy as np, jboost as jb
@@ -243,10 +246,15 @@ def truncate(model: Ensemble, num_rounds: int) -> Ensemble:
       >>> model, history = jb.fit(x, np.sqrt(x[:, 0]), num_rounds=20)
       >>> jb.truncate(model, 5).num_rounds
       5
+      >>> jb.truncate(model, 5, first=10).num_rounds  # rounds 10 to 14
+      5
     """
     check_model(model)
-    checks.check_integer("num_rounds", num_rounds, least=0, most=model.num_rounds)
-    return map_rounds(lambda array: take_part(array, (slice(num_rounds),)), model)
+    checks.check_integer("first", first, least=0, most=model.num_rounds)
+    most = model.num_rounds - first
+    checks.check_integer("num_rounds", num_rounds, least=0, most=most)
+    rounds = (slice(first, first + num_rounds),)
+    return map_rounds(lambda array: take_part(array, rounds), model)
 
 
 def map_rounds(change: Callable[[Any], Any], model: Ensemble) -> Ensemble:
