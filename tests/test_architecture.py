@@ -22,7 +22,9 @@ BOXES = (
     "refitting", "cart", "sketches", "streams", "selection", "explanation",
     "calibration", "interchange", "plotting", "recipes", "sklearn", "parts",
 )  # fmt: skip
-MODEL_LINES = 6330  # 160 ask for memory, 710 bring kernels to GPUs, 160 read labels
+# 160 ask for memory and devices, 710 bring kernels to GPUs, 220 compare columns of
+# other libraries' models in float64, 160 read labels.
+MODEL_LINES = 6600
 MODULE_LINES = 400
 FUNCTION_LINES = 60
 POSITIONAL = 8

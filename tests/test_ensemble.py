@@ -154,6 +154,23 @@ def test_truncate(rounds):
     assert jb.staged_predict(short, ROWS).shape == (rounds, len(ROWS))
 
 
+@pytest.mark.parametrize("first", range(ROUNDS + 1))
+def test_truncate_from_a_later_round(first):
+    """Leaf values of any rounds are differences of stages."""
+    start = float(MODEL.init_score)
+    stages = np.asarray(jb.staged_predict(MODEL, ROWS), np.float64)
+    stages = np.concatenate([np.full((1, len(ROWS)), start), stages])
+    for count in range(ROUNDS + 1 - first):
+        part = jb.truncate(MODEL, count, first=first)
+        assert part.num_rounds == count
+        expected = start + stages[first + count] - stages[first]
+        np.testing.assert_allclose(jb.predict(part, ROWS), expected, atol=1e-5)
+    with pytest.raises(ValueError, match=f"num_rounds must .* {ROUNDS - first}"):
+        jb.truncate(MODEL, ROUNDS + 1 - first, first=first)
+    with pytest.raises(ValueError, match=f"first must .* {ROUNDS}"):
+        jb.truncate(MODEL, 0, first=ROUNDS + 1)
+
+
 def test_one_row_is_predicted_as_among_many():
     """Padding, of rows and of rounds, changes nothing."""
     expected = np.asarray(jb.predict(MODEL, ROWS))

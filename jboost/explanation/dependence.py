@@ -18,6 +18,7 @@ from jboost.entry.decorators import on_host
 from jboost.entry.representation import show_fields
 from jboost.model.ensemble import Model, read_model
 from jboost.model.predicting import predict
+from jboost.model.wide_thresholds import warn_of_float32
 from jboost.tables.columns import is_gap
 from jboost.tables.frames import read_frame
 from jboost.tables.offsets import read_offset
@@ -120,6 +121,7 @@ def partial_dependence(
     """
     checks.check_word("kind", kind, KINDS)
     ensemble = read_model(model)
+    warn_of_float32(ensemble, "partial_dependence")
     matrix = _read_matrix(ensemble, x)
     num_rows, weights = len(matrix), np.ones(len(matrix), np.float32)
     if sample_weight is not None:

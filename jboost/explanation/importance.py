@@ -26,6 +26,7 @@ from jboost.metrics import MAXIMIZED
 from jboost.model.ensemble import Model, read_model
 from jboost.model.nodes import Nodes
 from jboost.model.predicting import predict
+from jboost.model.wide_thresholds import match_wide
 from jboost.numerics.padding import pad_rows, padded_size
 from jboost.objective.tracing import trace_loss
 from jboost.tables.domains import check_domain
@@ -205,11 +206,14 @@ def permutation_importance(
     ensemble, nodes = read_model(model), model.nodes()
     checks.check_integer("num_repeats", num_repeats, least=1)
     checks.check_integer("seed", seed, least=0)
-    frame = read_frame(x, "x", schema=ensemble.schema, categorical=True)
+    matched, wide = match_wide(ensemble, x)
+    schema = ensemble.schema._replace(wide=wide)
+    frame = read_frame(x, "x", schema=schema, categorical=True)
     matrix = np.array(frame.matrix)  # a copy, because its columns are shuffled in place
     measure = _make_measure(
-        model, ensemble.num_scores, matrix, y, loss, sample_weight, offset, metric
-    )
+        model if wide is None else matched,
+        ensemble.num_scores, matrix, y, loss, sample_weight, offset, metric,
+    )  # fmt: skip
     rises = np.zeros((num_repeats, ensemble.num_features))
     before, measured = measure(), "loss" if metric is None else "metric"
     if not np.isfinite(before):

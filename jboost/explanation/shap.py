@@ -29,6 +29,7 @@ from jboost.model.ensemble import Model, read_model
 from jboost.model.preparing import prepare
 from jboost.model.scores import code_columns, read_trees, to_host
 from jboost.model.sparse_blocks import keep_used_features, run_in_blocks
+from jboost.model.wide_thresholds import match_wide
 from jboost.tables.offsets import read_offset
 from jboost.tables.sparse import is_sparse
 
@@ -219,7 +220,7 @@ def _explain(model, x, *, pairs):
 
 def _explain_sparse(model, x, pairs):
     """Explains blocks of rows on the features that the model uses; others get 0."""
-    small, place, width = keep_used_features(model)
+    small, place, width = keep_used_features(match_wide(model, x)[0])
     small = replace(small, sums=model.sums)
 
     def run(_, block):

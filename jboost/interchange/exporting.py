@@ -21,6 +21,7 @@ from jboost.entry.decorators import on_host
 from jboost.model.containers import replace_file
 from jboost.model.ensemble import Ensemble, check_model
 from jboost.model.predicting import predict
+from jboost.model.wide_thresholds import warn_of_float32
 from jboost.tables.frames import read_frame
 
 PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
@@ -56,6 +57,7 @@ def to_matrix(model: Ensemble, x: Any) -> Float[np.ndarray, "N F"]:
       [[1.0, 0.0], [2.0, 1.0]]
     """
     check_model(model)
+    warn_of_float32(model, "an exported program")
     known = model.categories is not None
     frame = read_frame(x, "x", schema=model.schema, categorical=known)
     matrix = np.asarray(frame.matrix)
@@ -113,6 +115,7 @@ def export_predict(
       >>> jb.interchange.export_predict(model, "model.stablehlo")  # doctest: +SKIP
     """
     check_model(model)
+    warn_of_float32(model, "an exported program")
     checks.check_link(inverse_link, model.init_score.shape)
     checks.check_flag("offset", offset)
     if isinstance(platforms, str) or not platforms:

@@ -35,7 +35,11 @@ def read_lightgbm(source: Any) -> Ensemble:
 
     - Thresholds: a threshold becomes the largest float32 that does not exceed it. Every
       x that is exactly a float32 goes the same way. Another x may not, if it rounds
-      across a threshold.
+      across a threshold. Columns for which that matters, because float32 holds few
+      numbers between the thresholds or not all whole numbers (Unix seconds, long
+      identifiers), are compared in float64 in every function that takes a model and
+      float64 rows, except under ``jit``, in files for other programs, and in training
+      that continues from the model, which warns.
     - Boosting "rf" averages its trees: leaf values are divided by the number of trees,
       and the scores correspond to ``predict(...)``. LightGBM's ``raw_score=True``
       returns their sum instead.
@@ -144,7 +148,16 @@ def _read_text(text):
         absent="zero",  # as LightGBM reads sparse matrices
         feature_names=tuple(names),
         categories=categories,
+        ranges=_read_ranges(infos),
     )
+
+
+def _read_ranges(infos):
+    """Returns the least and the largest value of the numeric features in training."""
+    pairs = {
+        i: info[1:-1].split(":") for i, info in enumerate(infos) if info[:1] == "["
+    }
+    return {i: (float(pair[0]), float(pair[1])) for i, pair in pairs.items()}
 
 
 def _read_fields(text):
@@ -243,22 +256,24 @@ def _make_nodes(tree, scale):
             inner = _numbers(fields, name.replace("leaf_", "internal_"), float)
         return np.concatenate([inner, values])
 
-    threshold, missing_left = _find_sides(tree)
+    exact, missing_left = _find_sides(tree)
+    exact = np.append(exact, np.zeros(num_leaves))
     return Nodes(
         left=children("left_child"),
         right=children("right_child"),
         feature=np.append(tree.feature, np.zeros(num_leaves)).astype(np.int32),
-        threshold=np.append(threshold, np.zeros(num_leaves)).astype(np.float32),
+        threshold=round_down(exact),
         missing_left=np.append(missing_left, np.ones(num_leaves, bool)),
         value=(of_leaves("leaf_value") * scale).astype(np.float32),
         gradient=np.full(num_inner + num_leaves, np.nan),
         curvature=of_leaves("leaf_weight"),
         weight=of_leaves("leaf_count"),
+        exact_threshold=exact,
     )
 
 
 def _find_sides(tree):
-    """Returns float32 thresholds, and whether NaN goes left.
+    """Returns thresholds, NaN for sets, and whether NaN goes left.
 
     It depends on the kind of missing values that LightGBM stores for each node:
 
@@ -286,10 +301,9 @@ def _find_sides(tree):
             "was trained with zero_as_missing and has a node that sends 0 to the other "
             "side of its threshold, which is not supported"
         )
-    below = np.nextafter(np.float32(-_ZERO), np.float32(-np.inf))
+    below = np.nextafter(-_ZERO, -np.inf)
     threshold = np.where(around, np.where(default_left, _ZERO, below), threshold)
     missing_left = np.where(
         kind == _MISSING.index("none"), threshold >= 0, default_left
     )
-    threshold = np.where(numeric, round_down(threshold), np.nan)
-    return threshold, missing_left & numeric
+    return np.where(numeric, threshold, np.nan), missing_left & numeric

@@ -5,7 +5,7 @@ In: trees, each a list of nodes. Out: an Ensemble. The reverse direction returns
 nodes of an Ensemble, without the unused ones.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -13,10 +13,12 @@ import numpy as np
 from jaxtyping import Float, Float32, UInt32
 
 from jboost.interchange.category_sets import CategorySplit, check_growth
+from jboost.interchange.wide_features import find_wide_features
 from jboost.model.ensemble import Ensemble, Links
 from jboost.model.files import check_contents
 from jboost.model.nodes import Nodes
 from jboost.model.sorting import sort_nodes, take_tree
+from jboost.model.wide_thresholds import pack_float64
 from jboost.tables.categories import Categories
 from jboost.tables.sparse import Absent
 from jboost.trees.tree import LeafSums
@@ -97,6 +99,7 @@ def build_ensemble(
     feature_names: tuple[str, ...] | None = None,
     categories: Categories | None = None,
     shared: bool = False,
+    ranges: Mapping[int, tuple[float, float]] | None = None,
 ) -> Ensemble:
     """Builds a model from trees.
 
@@ -104,7 +107,8 @@ def build_ensemble(
     linked nodes otherwise.
 
     Args:
-      trees: in the order of rounds, K trees per round.
+      trees: in the order of rounds, K trees per round. Those of a library that compares
+        float64 have the exact thresholds.
       init_score: [K]; K = 1 makes a model with one score per row.
       num_features: the number of columns of the training matrix.
       absent: how the other library reads entries that a sparse matrix does not store.
@@ -112,6 +116,7 @@ def build_ensemble(
       categories: the categories of the model; None if no feature is categorical.
       shared: whether the K trees of each round have the same splits, which are then
         stored once.
+      ranges: the least and the largest value of features, where they are known.
 
     Raises:
       ValueError: the nodes do not form a tree, or use a feature that does not exist;
@@ -129,6 +134,7 @@ def build_ensemble(
     depth = max([1, *(depth for _, depth in pairs)])
     linked = depth > _HEAP_DEPTH
     _check_arrays([tree for tree, _ in pairs], depth, linked)
+    pairs = _keep_wide(pairs, ranges or {})
     arrays = _allocate([tree for tree, _ in pairs], depth, linked)
     for number, (tree, _) in enumerate(pairs):
         inner, leaves = _find_places(tree, depth, linked)
@@ -143,6 +149,8 @@ def build_ensemble(
     if shared:
         for name in arrays.keys() - {*_OF_LEAVES}:
             arrays[name] = arrays[name][:, :1]
+    exact = arrays.get("exact_threshold")
+    wide: Any = None if exact is None else pack_float64(exact)
     start: Any = np.float32(init_score if len(init_score) > 1 else init_score[0])
     # The readers do not know the l2 penalty that the leaves were trained with.
     unknown: Any = np.full(shape, np.nan, np.float32)
@@ -164,6 +172,7 @@ def build_ensemble(
         left_codes=arrays.get("left_codes"),
         categories=categories,
         links=Links(arrays["left"], depth) if linked else None,
+        wide_threshold=wide,
     )
     check_contents(model)  # the same checks as for jboost's own files
     return jax.device_put(model)
@@ -177,6 +186,30 @@ def _check_arrays(trees, depth, linked):
     pairs = zip(trees, words, strict=True)
     held = sum(len(tree.left) * (_NODE_BYTES + 4 * own) for tree, own in pairs)
     check_growth(len(trees) * each * size, held)
+
+
+def _keep_wide(pairs, ranges):
+    """Keeps the exact thresholds of columns that must be compared in float64."""
+    trees = [tree for tree, _ in pairs]
+    if not trees or any(tree.exact_threshold is None for tree in trees):
+        return pairs
+    splits = [~tree.is_leaf & ~np.isnan(tree.exact_threshold) for tree in trees]
+    feature, exact = (
+        np.concatenate(
+            [getattr(t, name)[s] for t, s in zip(trees, splits, strict=True)]
+        )
+        for name in ("feature", "exact_threshold")
+    )
+    wide = find_wide_features(feature, exact, ranges)
+
+    def keep(tree, split) -> Any:
+        kept = split & np.isin(tree.feature, wide)
+        return np.where(kept, tree.exact_threshold, np.nan) if wide else None
+
+    return [
+        (tree._replace(exact_threshold=keep(tree, split)), depth)
+        for (tree, depth), split in zip(pairs, splits, strict=True)
+    ]
 
 
 def _allocate(trees, depth, linked) -> dict[str, Any]:
@@ -198,6 +231,8 @@ def _allocate(trees, depth, linked) -> dict[str, Any]:
     sets = [tree.left_codes for tree in trees if tree.left_codes is not None]
     if sets:
         arrays["left_codes"] = np.zeros((*inner, sets[0].shape[1]), np.uint32)
+    if trees and trees[0].exact_threshold is not None:
+        arrays["exact_threshold"] = np.full(inner, np.nan)
     return arrays
 
 

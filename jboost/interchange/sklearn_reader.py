@@ -38,8 +38,9 @@ def read_sklearn(estimator: Any) -> Ensemble:
     Thresholds become float32. Trees, forests and GradientBoosting also convert x to
     float32, so every row reaches the same leaf. HistGradientBoosting compares in
     float64, so a row may reach another leaf if its x exceeds a threshold by less than
-    float32 can represent. String categories are kept as the categories of a data frame;
-    integer categories stay integers.
+    float32 can represent; columns for which that matters, such as Unix seconds, are
+    compared in float64 as by :func:`read_lightgbm`. String categories are kept as the
+    categories of a data frame; integer categories stay integers.
 
     Args:
       estimator: one of DecisionTree*, ExtraTree*, RandomForest*, ExtraTrees*,
@@ -111,6 +112,7 @@ def _build(estimator, parts):
         feature_names=None if names is None else tuple(map(str, names)),
         categories=parts.categories,
         shared=parts.shared,
+        ranges=parts.ranges,
     )
 
 
@@ -121,6 +123,7 @@ class _Parts(NamedTuple):
     init_score: Any
     categories: Any = None
     shared: bool = False
+    ranges: Any = None
 
 
 def _read_tree(estimator):
@@ -230,7 +233,10 @@ def _read_histograms(estimator):
         if encoding.names is not None:
             names[int(index)] = encoding.names
     categories, words = code_splits(splits, known, names)
-    return _Parts(place_sets(trees, splits, words, categories), start, categories)
+    bins = zip(indices.tolist(), estimator._bin_mapper.bin_thresholds_, strict=True)
+    ranges = {i: (own[0], own[-1]) for i, own in bins if len(own) and i not in known}
+    trees = place_sets(trees, splits, words, categories)
+    return _Parts(trees, start, categories, ranges=ranges)
 
 
 class _Encoding(NamedTuple):
@@ -267,17 +273,18 @@ def _make_histogram_nodes(nodes, indices):
     leaf = nodes["is_leaf"].astype(bool)
     categorical = nodes["is_categorical"].astype(bool)
     unknown = np.full(len(nodes), np.nan)
-    threshold = _round_near(nodes["num_threshold"])
+    exact = np.where(categorical, np.nan, nodes["num_threshold"])
     return Nodes(
         left=np.where(leaf, LEAF, nodes["left"].astype(np.int64)).astype(np.int32),
         right=np.where(leaf, LEAF, nodes["right"].astype(np.int64)).astype(np.int32),
         feature=np.where(leaf, 0, indices[nodes["feature_idx"]]).astype(np.int32),
-        threshold=np.where(categorical, np.float32(np.nan), threshold),
+        threshold=_round_near(exact),
         missing_left=nodes["missing_go_to_left"].astype(bool),
         value=nodes["value"].astype(np.float32),
         gradient=unknown,
         curvature=unknown,
         weight=nodes["count"].astype(float),
+        exact_threshold=exact,
     )
 
 

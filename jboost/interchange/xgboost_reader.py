@@ -129,13 +129,14 @@ def _read_document(document):
             f"must have a booster of trees, 'gbtree' or 'dart', got {kind!r}"
         )
     inner = booster["gbtree"]["model"] if kind == "dart" else booster["model"]
-    dropped = booster["weight_drop"] if kind == "dart" else None
+    # XGBoost before 3.4 keeps the weights of DART's trees beside the trees.
+    dropped = (booster if kind == "dart" else inner).get("weight_drop") or None
     parameters = _read_parameters(learner, inner)
     num_scores = parameters.num_scores
     own = [[] for _ in range(num_scores)]
     sizes = [_vector_size(tree) for tree in inner["trees"]]
     for number, (tree, size) in enumerate(zip(inner["trees"], sizes, strict=True)):
-        weight = 1.0 if dropped is None else float(dropped[number])
+        weight = float(dropped[number]) if dropped else 1.0
         if size not in (1, num_scores):
             raise ValueError(f"leaves must have 1 or {num_scores} values, got {size}")
         scores = range(num_scores) if size > 1 else [int(inner["tree_info"][number])]
@@ -157,6 +158,7 @@ def _read_document(document):
     ]
     known = _find_known(parameters, splits)
     names = {f: v for f, v in parameters.categorical.items() if v}
+    splits = [_keep_known(split, known[split.feature]) for split in splits]
     categories, words = code_splits(splits, known, names)
     nodes = [nodes for _, nodes in pairs]
     return build_ensemble(
@@ -329,6 +331,14 @@ def _find_known(parameters, splits):
     for feature, value in most.items():
         names = parameters.categorical.get(feature, ())
         least = min(max(_LEAST_VALUES, 2 * value + 2), MOST_VALUES)
-        least = len(names) or least
-        known[feature] = KnownValues(max(least, value + 1))
+        known[feature] = KnownValues(len(names) or max(least, value + 1))
     return known
+
+
+def _keep_known(split, known):
+    """Drops values beyond the names of a feature, which no data frame can hold.
+
+    Our writer lists them where missing values go right: all features share the length
+    of the longest list of names.
+    """
+    return split._replace(values=split.values[split.values < known.length])

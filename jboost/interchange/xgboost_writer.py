@@ -24,6 +24,7 @@ from jboost.interchange.xgboost_reader import LOG, LOGIT, link
 from jboost.model.containers import replace_file
 from jboost.model.ensemble import Ensemble, check_model
 from jboost.model.nodes import LEAF, Nodes
+from jboost.model.wide_thresholds import warn_of_float32
 
 _VERSION = [3, 2, 0]  # of XGBoost, whose file format this module writes
 _LINEAR = {"reg_loss_param": {"scale_pos_weight": "1"}}
@@ -121,6 +122,7 @@ def write_xgboost(
       'binary:logistic'
     """
     check_model(model)
+    warn_of_float32(model, "XGBoost")
     checks.check_word("objective", objective, tuple(_OBJECTIVES))
     checks.check_word("categories", categories, ("names", "codes"))
     if objective.startswith("multi:") and model.num_scores < 2:

@@ -99,6 +99,10 @@ class Ensemble(Model):
         of word c // 32); None if no feature is categorical.
       categories: the categorical features; None if there are none.
       links: None for trees in heap order.
+      wide_threshold: float64 thresholds of columns whose values float32 cannot tell
+        apart, each as two words, the low one first; NaN for other columns. Only models
+        of other libraries have them. They replace ``threshold`` for rows that are not
+        float32; None if there are no such columns.
     """
 
     feature: Int32[Array, "R S I"]
@@ -116,6 +120,7 @@ class Ensemble(Model):
     left_codes: UInt32[Array, "R S I W"] | None = None
     categories: Categories | None = None
     links: Links | None = None
+    wide_threshold: UInt32[Array, "R S I 2"] | None = None
 
     def __repr__(self) -> str:
         """Returns the sizes; the arrays would fill pages."""
@@ -229,8 +234,11 @@ def to_ensemble(trees: BoostedTrees, bins: Bins) -> Ensemble:
 
 
 @traceable
-def truncate(model: Ensemble, num_rounds: int) -> Ensemble:
-    """Returns the model after its first ``num_rounds`` rounds.
+def truncate(model: Ensemble, num_rounds: int, *, first: int = 0) -> Ensemble:
+    """Returns the model of ``num_rounds`` rounds, from round ``first`` on.
+
+    The initial score stays: scores are ``init_score`` plus the leaf values of these
+    rounds alone.
 
     Example:
       >>> import numpy as np, jboost as jb
@@ -238,10 +246,15 @@ def truncate(model: Ensemble, num_rounds: int) -> Ensemble:
       >>> model, history = jb.fit(x, np.sqrt(x[:, 0]), num_rounds=20)
       >>> jb.truncate(model, 5).num_rounds
       5
+      >>> jb.truncate(model, 5, first=10).num_rounds  # rounds 10 to 14
+      5
     """
     check_model(model)
-    checks.check_integer("num_rounds", num_rounds, least=0, most=model.num_rounds)
-    return map_rounds(lambda array: take_part(array, (slice(num_rounds),)), model)
+    checks.check_integer("first", first, least=0, most=model.num_rounds)
+    most = model.num_rounds - first
+    checks.check_integer("num_rounds", num_rounds, least=0, most=most)
+    rounds = (slice(first, first + num_rounds),)
+    return map_rounds(lambda array: take_part(array, rounds), model)
 
 
 def map_rounds(change: Callable[[Any], Any], model: Ensemble) -> Ensemble:
@@ -253,7 +266,7 @@ def rounds_of(model: Ensemble) -> dict[str, Any]:
     """Returns the fields whose arrays have an axis of rounds, by name."""
     names = (
         "feature", "threshold", "missing_left", "leaf_value", "sums", "left_codes",
-        "links",
+        "links", "wide_threshold",
     )  # fmt: skip
     return {name: getattr(model, name) for name in names}
 

@@ -41,6 +41,7 @@ ENSEMBLE: Layout = {
     "left_codes": ("uint32", "R S I W"),
     "categories.codes": ("int32", "G V"),
     "links.left_child": ("int32", "R S I"),
+    "wide_threshold": ("uint32", "R S I P"),
 }
 REGRESSION_TREE: Layout = {
     "left": ("int32", "M"),
@@ -84,7 +85,7 @@ def check_container(
             expected |= {f"{group}.{name}" for name in inner}
         else:
             names -= here
-    names -= {"left_codes"} - arrays.keys()
+    names -= {"left_codes", "wide_threshold"} - arrays.keys()
     for what, wanted, found in (
         ("fields", expected, static.keys()), ("arrays", names, arrays.keys()),
     ):  # fmt: skip
@@ -140,6 +141,8 @@ def _check_ensemble(static, arrays, sizes):
             "trees in heap order must have 2^d - 1 nodes and 2^d leaves, got "
             f"{num_nodes} and {num_leaves}"
         )
+    if "wide_threshold" in arrays:
+        _expect("the number of words of wide_threshold", sizes["P"], 2)
     _check_categories(static, arrays, sizes, num_features)
     by_set = np.isnan(threshold)
     indices = np.array(static.get("categories.features", ()), np.int64)

@@ -31,6 +31,7 @@ class Nodes(NamedTuple):
       left_codes: as in :class:`jboost.Ensemble`; None where no split is categorical.
       l2: added to the curvature in a gain; NaN where it is not known.
       gain: by how much a split reduced the squared error, where that is known.
+      exact_threshold: the threshold before it was rounded, from readers only.
     """
 
     left: Int32[np.ndarray, "*T M"]
@@ -45,6 +46,7 @@ class Nodes(NamedTuple):
     left_codes: UInt32[np.ndarray, "*T M W"] | None = None
     l2: Float[np.ndarray, "*T M"] | None = None
     gain: Float[np.ndarray, "*T M"] | None = None
+    exact_threshold: Float[np.ndarray, "*T M"] | None = None
 
     @property
     def is_leaf(self) -> Bool[np.ndarray, "*T M"]:

@@ -24,6 +24,7 @@ from jboost.model.preparing import prepare
 from jboost.model.scores import find_row_leaves, score_rows, transform_rows
 from jboost.model.slices import take_part
 from jboost.model.sparse_blocks import prepare_sparse, run_in_blocks
+from jboost.model.wide_thresholds import match_wide
 from jboost.tables.frames import RowSource
 from jboost.tables.sparse import is_sparse
 
@@ -113,7 +114,9 @@ def _predict_batches(
             "offset must not be given where x is a stream, because the batches of the "
             f"stream hold it, got {type(offset).__name__}"
         )
-    batches = x.batches(ensemble.schema, categorical=ensemble.categories is not None)
+    model, wide = match_wide(ensemble, x)
+    schema = ensemble.schema._replace(wide=wide)
+    batches = x.batches(schema, categorical=ensemble.categories is not None)
     parts = [run(model, rows, offset=own) for rows, own in batches]
     if not parts:
         raise ValueError("source must give at least one row, got none")

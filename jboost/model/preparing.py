@@ -20,6 +20,7 @@ from jboost.kernels.ready_cpu import ReadyModel
 from jboost.model.ensemble import Ensemble, Links, map_rounds
 from jboost.model.scores import make_ready
 from jboost.model.slices import find_sharding, place, take_part
+from jboost.model.wide_thresholds import match_wide
 from jboost.numerics.padding import pad_rows, padded_size
 from jboost.tables.categories import check_values
 from jboost.tables.frames import read_frame
@@ -86,7 +87,8 @@ def prepare(
       offset: decides, with the other arrays, on which device the program runs.
       explain: whether to keep the sums of the leaves, which explanations need.
     """
-    matrix = _read_matrix(model, x)
+    model, wide = match_wide(model, x)
+    matrix = _read_matrix(model, x, wide)
     prepared = prepare_model(model, explain)
     matrix = _move_rows(matrix, prepared.devices)
     num_rows, num_rounds = matrix.shape[0], model.num_rounds
@@ -103,15 +105,16 @@ def prepare(
     return Task(model, matrix, num_rows, size, num_rounds)
 
 
-def _read_matrix(model, x):
+def _read_matrix(model, x, wide):
     """Reads rows as a float32 matrix with the model's columns."""
     plain = type(x) is np.ndarray and x.dtype == np.float32 and x.ndim == 2
     if plain and x.shape[1]:
         matrix = x
     else:
         known = model.categories is not None
+        schema = model.schema._replace(wide=wide)
         matrix = read_frame(
-            x, "x", schema=model.schema, categorical=known, least_rows=0
+            x, "x", schema=schema, categorical=known, least_rows=0
         ).matrix
     check_columns(model, matrix.shape[1])
     if model.categories is not None:
@@ -198,7 +201,9 @@ def prepare_model(model: Ensemble, explain: bool = False) -> PreparedModel:
     if known is not None:
         return known
     sums = model.sums if explain else None
-    small = replace(model, sums=sums, feature_names=None, absent=None)
+    small = replace(
+        model, sums=sums, feature_names=None, absent=None, wide_threshold=None
+    )
     if small.categories is not None:
         small = replace(small, categories=replace(small.categories, values=None))
     leaves, arrays = jax.tree.leaves(small), _find_arrays(small)

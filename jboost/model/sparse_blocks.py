@@ -21,6 +21,7 @@ from jboost.kernels.ready_cpu import ReadyModel
 from jboost.model.ensemble import Ensemble
 from jboost.model.preparing import ON_DEVICE, Task, check_columns, prepare_model
 from jboost.model.scores import make_ready
+from jboost.model.wide_thresholds import match_wide
 from jboost.numerics.padding import padded_size
 from jboost.tables.categories import Categories
 from jboost.tables.offsets import read_offset
@@ -37,11 +38,12 @@ def prepare_sparse(model: Ensemble, x: Any, offset: Any = None) -> Task | None:
 
     Returns None where XLA predicts, for :func:`run_in_blocks`.
     """
+    model, wide = match_wide(model, x)
     prepared = prepare_model(model)
     sharding = prepared.find_place(None, offset)
     if sharding is ON_DEVICE:
         return None
-    matrix = _read_sparse(model, x)
+    matrix = _read_sparse(model, x, wide)
     ready = _ready.get(model)
     if ready is None:
         small, index, _ = keep_used_features(prepared.model)
@@ -70,7 +72,8 @@ def run_in_blocks(
             "model and offset must not be traced where x is sparse, because its rows "
             "are read on the host; inside jit, vmap or grad pass a dense x"
         )
-    matrix = _read_sparse(model, x)
+    model, wide = match_wide(model, x)
+    matrix = _read_sparse(model, x, wide)
     num_rows = matrix.shape[0]
     if offset is not None:
         offset = read_offset(offset, num_rows, model.num_scores)
@@ -95,9 +98,9 @@ def run_in_blocks(
     return jax.tree.map(lambda *parts: jax.device_put(join(parts)), *results)
 
 
-def _read_sparse(model, x):
+def _read_sparse(model, x, wide):
     """Returns the matrix by row, checked."""
-    matrix = read_rows(x, "x", least_rows=0)
+    matrix = read_rows(x, "x", least_rows=0, wide=wide)
     check_columns(model, matrix.shape[1])
     check_gaps(model.absent, matrix, "x")
     return matrix
@@ -146,6 +149,6 @@ def keep_used_features(model: Ensemble) -> tuple[Ensemble, np.ndarray, int]:
         )
     model = replace(
         model, feature=feature, num_features=width, feature_names=None, sums=None,
-        categories=categories,
+        categories=categories, wide_threshold=None,
     )  # fmt: skip
     return model, index, width

@@ -30,7 +30,8 @@ class ModelRows(NamedTuple):
     """Rows on the device, and the table that their leaves are found in.
 
     Attributes:
-      x: a matrix with the columns of the model, or a sparse one as it was passed.
+      x: a matrix with the columns of the model; the table as it was passed if it is
+        sparse, or if the model compares columns in float64.
       rows: without codes.
     """
 
@@ -73,7 +74,9 @@ def read_rows(
         )
     if y is None:
         raise ValueError(f"{prefix}y must be given, got None")
-    warn_of_collisions(x)
+    wide = model.wide_threshold is not None
+    if not wide:
+        warn_of_collisions(x)
     size = matrix.shape[0]
     if weights is not None:
         weights = check_weights(weights, size, f"{prefix}sample_weight")
@@ -81,7 +84,7 @@ def read_rows(
         _check_known(model, frame, weights)
     rows = put_rows(size, y, weights, offset, num_scores, padded, prefix)
     check_domain(loss, rows.data.targets, rows.data.weights, num_scores, f"{prefix}y")
-    return ModelRows(x if is_sparse(x) else matrix, rows)
+    return ModelRows(x if wide or is_sparse(x) else matrix, rows)
 
 
 def _check_known(model, frame, weights):

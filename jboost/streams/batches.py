@@ -129,7 +129,8 @@ def checked_batches(
                 schema = own
             elif schema.names is None:
                 schema = schema._replace(names=own.names)
-            warn_of_collisions(given[0])
+            if schema.wide is None:
+                warn_of_collisions(given[0])
         _check_alike(first, batch, number - 1)
         yield batch
 

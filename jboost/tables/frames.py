@@ -8,7 +8,7 @@ frames.
 """
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -18,6 +18,7 @@ from jboost.entry.arrays import as_array, fill_mask, refuse_mask
 from jboost.entry.labels import check_labels, read_labels
 from jboost.tables.columns import Column, Values, read_cells, read_numbers
 from jboost.tables.sparse import check_shape, is_sparse, read_columns
+from jboost.tables.wide_columns import WideColumn
 
 _BLOCK_ROWS = 4096  # rows filled at a time, so that they stay in the CPU cache
 
@@ -30,11 +31,14 @@ class Schema(NamedTuple):
       categories: the values of each categorical column, None for a numeric column;
         None instead of the tuple if all columns are numeric.
       compared: False where it is not known whether columns have names, as for Bins.
+      wide: columns to convert while they still are float64, by index; None if there
+        are none.
     """
 
     names: tuple[str, ...] | None = None
     categories: tuple[Values | None, ...] | None = None
     compared: bool = True
+    wide: Mapping[int, WideColumn] | None = None
 
 
 class RowSource:
@@ -144,21 +148,24 @@ def read_frame(
             f"{type(x).__name__}; fit, fit_bins, apply_bins, predict, staged_predict, "
             "leaf_indices, shap_values and shap_interactions take sparse ones"
         )
-    if schema is not None and schema.categories is None and _holds_few_numbers(x):
+    wide = (schema.wide if schema is not None else None) or {}
+    simple = schema is not None and schema.categories is None and not wide
+    if schema is not None and simple and _holds_few_numbers(x):
         labels = _read_labels(x.columns.tolist(), schema, name)
         check_shape(x.shape, name, least_rows)
         with np.errstate(over="ignore"):  # overflow becomes +-inf, a valid value
             return Frame(x.to_numpy(np.float32), labels.kept)
     table = find_columns(x, name, least_rows)
     if table is None:
-        return Frame(_read_matrix(x, name, least_rows))
+        return Frame(_read_matrix(x, name, least_rows, wide))
     labels = _read_labels(table, schema, name)
     known: tuple[Values | None, ...] = (None,) * len(table)
     if schema is not None:
         # The caller checks the number of columns, with a message of its own.
         known = (*(schema.categories or ()), *known)[: len(table)]
     cells, categories, doubts = [], [], []
-    for (label, column), values in zip(table.items(), known, strict=True):
+    pairs = zip(table.items(), known, strict=True)
+    for index, ((label, column), values) in enumerate(pairs):
         column = Column(f"column {label!r} of {name}", column)
         held, values, doubt = read_cells(
             column, values, new=schema is None, extend=extend
@@ -168,7 +175,7 @@ def read_frame(
                 f"{column.label} must hold numbers here, got categories "
                 f"({column.dtype}); encode them as numbers first"
             )
-        cells.append(held)
+        cells.append(wide[index].convert(held) if index in wide else held)
         categories.append(values)
         doubts.append(doubt)
     some = any(values is not None for values in categories)
@@ -304,9 +311,9 @@ def _read_labels(labels, schema, name):
     return found
 
 
-def _read_matrix(x, name, least_rows):
+def _read_matrix(x, name, least_rows, wide):
     """Returns a matrix in float32; a JAX array stays on its device."""
-    if isinstance(x, jax.Array):  # includes tracers
+    if isinstance(x, jax.Array) and not wide:  # includes tracers
         matrix = x
     else:
         matrix = read_objects(as_array(x, f"{name} must be a matrix of numbers"), name)
@@ -324,9 +331,12 @@ def _read_matrix(x, name, least_rows):
         )
     check_shape(matrix.shape, name, least_rows)
     with np.errstate(over="ignore"):  # overflow becomes +-inf, a valid value
-        if isinstance(matrix, np.ndarray):
-            return matrix.astype(np.float32, order="C", copy=False)
-        return matrix.astype(np.float32)
+        if not isinstance(matrix, np.ndarray):
+            return matrix.astype(np.float32)
+        rounded = matrix.astype(np.float32, order="C", copy=bool(wide))
+    for index in wide.keys() & {*range(matrix.shape[1])}:
+        rounded[:, index] = wide[index].convert(matrix[:, index])
+    return rounded
 
 
 def read_objects(array: np.ndarray, name: str) -> np.ndarray:

@@ -7,11 +7,14 @@ packages: a caller who has such a matrix has already imported its package.
 """
 
 import sys
+from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
 import jax
 import numpy as np
 from jax.core import Tracer
+
+from jboost.tables.wide_columns import WideColumn
 
 Absent = Literal["missing", "zero"]
 ABSENT = ("missing", "zero")
@@ -86,13 +89,19 @@ def check_shape(shape: tuple[int, ...], name: str, least_rows: int = 1) -> None:
         raise ValueError(f"{name} must have {rows}, got shape {tuple(shape)}")
 
 
-def read_rows(x: Any, name: str, least_rows: int = 1) -> SparseMatrix:
+def read_rows(
+    x: Any,
+    name: str,
+    least_rows: int = 1,
+    wide: Mapping[int, WideColumn] | None = None,
+) -> SparseMatrix:
     """Returns the stored entries sorted by row, in float32, with duplicates summed.
 
     Args:
       x: a sparse matrix that :func:`is_sparse` accepts.
       name: name of the argument, for errors.
       least_rows: 0 if a matrix without rows is allowed.
+      wide: columns to convert while they still are float64, by index.
 
     Raises:
       TypeError, ValueError: ``x`` is traced, not numeric, not 2-D, or empty, or it
@@ -103,7 +112,14 @@ def read_rows(x: Any, name: str, least_rows: int = 1) -> SparseMatrix:
         columns = np.repeat(np.arange(x.shape[1], dtype=np.int32), np.diff(x.starts))
         starts = _count_starts(x.places, x.shape[0])
         return SparseMatrix(starts, columns[row], x.values[row], x.shape)
-    return _as_float32(sort_entries(x, name, by_column=False, least_rows=least_rows))
+    entries = sort_entries(x, name, by_column=False, least_rows=least_rows)
+    found = _as_float32(entries)
+    if wide:
+        found = found._replace(values=found.values.copy())
+    for index, column in (wide or {}).items():
+        cells = entries.places == index
+        found.values[cells] = column.convert(entries.values[cells])
+    return found
 
 
 def sort_entries(

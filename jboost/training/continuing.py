@@ -26,6 +26,7 @@ from jboost.entry.programs import compiled
 from jboost.model.ensemble import Ensemble, check_model, map_rounds
 from jboost.model.predicting import leaf_indices
 from jboost.model.slices import take_part
+from jboost.model.wide_thresholds import warn_of_float32
 from jboost.tables.categories import WORD, Categories
 from jboost.tables.frames import RowSource
 from jboost.training.chunks import Job, Position, choose_effort
@@ -60,7 +61,8 @@ def check_start(model: Any, settings: Settings) -> Ensemble:
             f"{absent!r}; to change it, use dataclasses.replace(model, "
             f"absent={absent!r})"
         )
-    return replace(model, absent=model.absent or absent)
+    warn_of_float32(model, "training, and the model that continues from it,")
+    return replace(model, absent=model.absent or absent, wide_threshold=None)
 
 
 def match_columns(
