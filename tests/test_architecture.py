@@ -25,7 +25,7 @@ BOXES = (
 # 160 ask for memory and devices, 710 bring kernels to GPUs, 220 compare columns of
 # other libraries' models in float64, 160 read labels.
 MODEL_LINES = 6600
-MODULE_LINES = 400
+MODULE_LINES = 800
 FUNCTION_LINES = 60
 POSITIONAL = 8
 

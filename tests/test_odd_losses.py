@@ -174,7 +174,7 @@ def test_rows_that_lose_their_gradient_do_not_stop_the_others():
         history.train_loss[-1], expected.train_loss[-1], rtol=0.1, atol=1e-7
     )
     with pytest.warns(UserWarning, match="derivatives"):
-        jb.cross_validate(x, y, careless, num_folds=2, **settings)
+        jb.cross_validate(x, y, careless, folds=2, **settings)
 
 
 def test_a_scaled_loss_trains_the_same_model():

@@ -167,7 +167,7 @@ def differentiate(
         lost.append(found.lost)
         return RawDerivatives(found.gradient, found.curvature)
 
-    lost: list[Int32[Array, "2"]] = []
+    lost: list[Any] = []
     known = known_targets(problem.loss, problem.data.targets)
     found = [evaluate(curvature) for curvature in list_policies(method)]
     if lost:
