@@ -132,13 +132,14 @@ def _direct_by_rows(gradient, signs, counted, competing):
     """
     size = _choose_units(sum_rows(round_alone(gradient**2), counted), competing)
     scale = jnp.sqrt(counted)
-    table = jnp.where(counted > 0, gradient * scale / size[:, None], 0.0).T
+    table = gradient.T * scale[:, None] / size[None, :]
+    table = jnp.where((counted > 0)[:, None], table, 0.0)
     # Only one shard has a row, the others have zeros.
     table = most(jnp.maximum(table, 0.0)) - most(jnp.maximum(-table, 0.0))
     signed = signs * most(scale)
 
     def multiply(row):
-        return _sum_scores(round_alone(table * row))
+        return _sum_scores(round_alone(table * row[None, :]))
 
     share = _divide_by_root(jax.lax.map(multiply, table), signed, competing)
     return _sum_scores(round_alone(table * share[:, None]).T), size
