@@ -22,6 +22,7 @@ from jboost.boosting.settings import Settings
 from jboost.entry.collectives import total
 from jboost.entry.stages import elementwise
 from jboost.objective.curvature import Chosen, Curvature
+from jboost.objective.diagonals import MANY_SCORES
 from jboost.objective.evaluation import Kinks
 from jboost.objective.group_tracing import GroupLoss
 from jboost.objective.information import EXPONENTS
@@ -110,7 +111,9 @@ def decide_by_loss(
         leaf_solver = "exact"  # a Newton step needs a second derivative; here it is 0
     elif leaf_solver == "auto":
         step: LeafSolver = "hessian" if policy == "unit" else "newton"
-        leaf_solver = step if loss.quadratic else "guarded"
+        # To check the steps of K trees, each by itself, takes N K^2 operations.
+        plain = loss.quadratic or loss.num_scores > MANY_SCORES
+        leaf_solver = step if plain else "guarded"
     exact = leaf_solver == "exact" and loss.straight
     order_statistics = exact or leaf_solver == "median_step"
     if isinstance(l2, str):

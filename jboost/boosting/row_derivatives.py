@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int32, UInt32
+from jaxtyping import Array, Bool, Float, UInt32
 
 from jboost.boosting.auto import needs_minimizer
 from jboost.boosting.first_sums import FirstSums

@@ -28,7 +28,7 @@ from jboost.boosting.leaf_values import are_steps_kept, fit_leaves
 from jboost.boosting.row_sample import Round
 from jboost.boosting.state import BoostState, Data, Problem, bind_objective
 from jboost.numerics.derivatives import round_alone, without_derivatives
-from jboost.numerics.sums import sum_channels
+from jboost.numerics.sums import sum_tables
 from jboost.objective.evaluation import gradients, hessian_products
 from jboost.objective.information import information_triangles, round_seed
 from jboost.trees.joint_leaves import Stopping, solve_jointly
@@ -48,12 +48,11 @@ def sum_shared_leaves(
       tree: without an axis of trees, and ``leaf`` that of every row.
     """
     fitted, num_scores = now.fitted, len(now.k)
-    counts = (jnp.float32(1),)
+    tables, others = [fitted.gradient, fitted.curvature], [jnp.float32(1)]
     if fitted.known is not None:
-        counts = tuple(fitted.known.astype(jnp.float32))
-    channels = (*fitted.gradient, *fitted.curvature, *counts)
+        tables, others = [*tables, fitted.known.astype(jnp.float32)], []
     num_leaves = tree.leaf_value.shape[0]
-    sums = sum_channels(channels, leaf, num_leaves, now.weights(data))
+    sums = sum_tables(tables, others, leaf, num_leaves, now.weights(data))
     shape = (num_scores, num_leaves)
     structure = jax.tree.map(
         lambda array: array[None], tree._replace(leaf_value=None, bounds=None)
@@ -164,7 +163,7 @@ def _solve_vectors(problem, state, now, tree, leaf):
     num_leaves = gradient.shape[1]
 
     def sum_leaves(rows):
-        return sum_channels((*rows,), leaf, num_leaves, weights)
+        return sum_tables([rows], [], leaf, num_leaves, weights)
 
     def multiply(values):
         return sum_leaves(hessian_products(objective, scores, values.T[leaf]))

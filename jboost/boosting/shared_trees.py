@@ -30,7 +30,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, UInt32
 
 from jboost.boosting.row_derivatives import RowDerivatives
-from jboost.entry.collectives import count_rows, first_row, most
+from jboost.entry.collectives import count_rows, first_row, most, use_shards
 from jboost.kernels.float_bits import exponent_above, power_of_two
 from jboost.kernels.varying import vary
 from jboost.numerics.derivatives import round_alone
@@ -103,35 +103,77 @@ def _draw_direction(seed, fitted, weights, competing):
     bits = hash_words(number.astype(jnp.uint32), derive(seed, jnp.int32(_SIGNS)))
     signs = jnp.where(bits >> 31 == 0, jnp.float32(1), jnp.float32(-1))
     gradient = fitted.gradient[:, rows] / root[:, None]
-    upper = np.triu_indices(len(root))
-    products = round_alone(gradient[upper[0]] * gradient[upper[1]])
-    terms = jnp.concatenate([signs[None, :] * gradient, products])
-    sums = sum_rows(terms, counted)
-    signed, products = sums[: len(root)], sums[len(root) :]
-    matrix = jnp.zeros((len(root), len(root)), jnp.float32).at[upper].set(products)
-    own = jnp.diagonal(matrix)
-    size = jnp.where(competing | (own == 0), 1.0, jnp.sqrt(own))
-    # In units of the gradients themselves, no score is lost in float32.
-    matrix, signed = matrix / (size[:, None] * size[None, :]), signed / size
-    values, axes = jnp.linalg.eigh(matrix, symmetrize_input=False, UPLO="U")
-    spanned = values > _LEAST_SPREAD * values[-1]
-    known = jnp.where(spanned, values, 1.0)
-    spread = jnp.where(competing, jnp.sqrt(known), known)
-    spread = jnp.where(spanned, spread, jnp.inf)
-    step = axes @ ((axes.T @ signed) / spread)
+    direct = _direct_by_rows if len(root) > _LEAST_ROWS else _direct_by_scores
+    step, size = direct(gradient, signs, counted, competing)
     # Rows that all weigh nothing say nothing: every score then counts alike.
     step = jnp.where(jnp.any(step != 0), step, 1.0) / (size * root)
     # A power of two rounds nothing; divided by it, no square overflows.
     return step * power_of_two(-exponent_above(jnp.max(jnp.abs(step))))
 
 
+def _direct_by_scores(gradient, signs, counted, competing):
+    """Returns u~ in units in which no score is lost in float32, and these units."""
+    num_scores = len(gradient)
+    upper = np.triu_indices(num_scores)
+    products = round_alone(gradient[upper[0]] * gradient[upper[1]])
+    terms = jnp.concatenate([signs[None, :] * gradient, products])
+    sums = sum_rows(terms, counted)
+    signed, products = sums[:num_scores], sums[num_scores:]
+    matrix = jnp.zeros((num_scores, num_scores), jnp.float32).at[upper].set(products)
+    size = _choose_units(jnp.diagonal(matrix), competing)
+    matrix, signed = matrix / (size[:, None] * size[None, :]), signed / size
+    return _divide_by_root(matrix, signed, competing), size
+
+
+def _direct_by_rows(gradient, signs, counted, competing):
+    """Returns the same for more scores than rows are drawn.
+
+    With G the gradients times the root of the weights, one row for each, C = G'G, and
+    C^-a G' s = G' (G G')^-a s: a matrix of as many rows as are drawn replaces C.
+    """
+    size = _choose_units(sum_rows(round_alone(gradient**2), counted), competing)
+    scale = jnp.sqrt(counted)
+    table = gradient.T * scale[:, None] / size[None, :]
+    table = jnp.where((counted > 0)[:, None], table, 0.0)
+    # Only one shard has a row, the others have zeros.
+    table = most(jnp.maximum(table, 0.0)) - most(jnp.maximum(-table, 0.0))
+    signed = signs * most(scale)
+
+    def multiply(row):
+        return _sum_scores(round_alone(table * row[None, :]))
+
+    share = _divide_by_root(jax.lax.map(multiply, table), signed, competing)
+    return _sum_scores(round_alone(table * share[:, None]).T), size
+
+
+def _sum_scores(terms):
+    with use_shards(None):  # all shards have these
+        return sum_rows(terms)
+
+
+def _choose_units(own, competing):
+    return jnp.where(competing | (own == 0), 1.0, jnp.sqrt(own))
+
+
+def _divide_by_root(matrix, vector, competing):
+    """Returns matrix^-a vector within the space that the gradients span."""
+    values, axes = jnp.linalg.eigh(matrix, symmetrize_input=False, UPLO="U")
+    spanned = values > _LEAST_SPREAD * values[-1]
+    known = jnp.where(spanned, values, 1.0)
+    spread = jnp.where(competing, jnp.sqrt(known), known)
+    spread = jnp.where(spanned, spread, jnp.inf)
+    return axes @ ((axes.T @ vector) / spread)
+
+
 def _pick_rows(weights, num_scores):
     """Returns some rows, evenly spaced among all, their numbers and weights.
 
-    Padding does not change them: the last row that counts is the last one.
+    Of rows that do not exist the weight is 0. Padding does not change them: the last
+    row that counts is the last one.
     """
     count = max(_LEAST_ROWS, _MOST_TERMS // num_scores**2)
-    count = min(count, _MOST_ROWS, count_rows(len(weights)))
+    if num_scores <= _LEAST_ROWS:
+        count = min(count, _MOST_ROWS, count_rows(len(weights)))
     own, step = (jnp.arange(n, dtype=jnp.int32) for n in (len(weights), count))
     last = most(jnp.max(jnp.where(weights > 0, first_row() + own + 1, 0)))
     whole, rest = jax.lax.div(last, count), jax.lax.rem(last, count)

@@ -20,6 +20,8 @@ from jboost.kernels import leaves_cpu, reduce_cpu, sums_xla
 from jboost.kernels.library import choose
 from jboost.numerics.derivatives import differentiable, weigh
 
+_UNROLLED = 128  # channels, at most, in a program that names each
+
 
 def sum_by_group(
     values: Shaped[Array, " N"],
@@ -64,6 +66,31 @@ def sum_channels(
 
     derive = partial(_derive_weighted_channels, num_groups)
     return differentiable(run, derive, group, weights, *channels)
+
+
+def sum_tables(
+    tables: Sequence[Float[Array, "K N"]],
+    others: Sequence[Float[Array, "..."]],
+    group: Int32[Array, " N"],
+    num_groups: int,
+    weights: Float[Array, " N"] | None = None,
+) -> Float[Array, "C G"]:
+    """Returns :func:`sum_channels` of all rows of the tables, then of other channels.
+
+    Of many rows one at a time, or the program would grow with their number.
+    """
+    rest = group, num_groups, weights
+    if sum(map(len, tables)) <= _UNROLLED:
+        channels = [row for table in tables for row in table]
+        return sum_channels((*channels, *others), *rest)
+
+    def add(row):
+        return sum_channels((row,), *rest)[0]
+
+    parts = [jax.lax.map(add, table) for table in tables]
+    if others:
+        parts.append(sum_channels(others, *rest))
+    return jnp.concatenate(parts)
 
 
 def sum_changes(

@@ -13,16 +13,20 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from jboost.entry.stages import stage
+from jboost.entry.stages import elementwise, stage
 from jboost.numerics.derivatives import round_alone
+from jboost.objective.diagonals import MANY_SCORES
 from jboost.objective.evaluation import (
     Coupling,
     Objective,
+    hessians,
     map_hessians,
     mean_hessian,
+    row_products,
     weighted_mean,
 )
 from jboost.objective.information import summarize_information
+from jboost.objective.products import find_dependent, find_flat_direction
 
 _LEAST = float(np.finfo(np.float32).tiny)
 _ZERO = 1e-2  # of a sum of magnitudes: a sum that says nothing in float32
@@ -43,6 +47,8 @@ def find_coupling(
     num_scores = scores.shape[0]
     if num_scores == 1:
         return None
+    if objective.loss.information is None and num_scores > MANY_SCORES:
+        return _find_of_many(objective, scores, weights)
     if objective.loss.information is None:
         direction, along = _find_direction(mean_hessian(objective, scores, weights))
         sums = map_hessians(objective, scores, _summarize, along)
@@ -57,6 +63,38 @@ def find_coupling(
     return found._replace(start=own)
 
 
+def _find_of_many(objective, scores, weights):
+    """Does the same by products with the Hessians, none of which is made.
+
+    Where a product vanishes, the parts of a sum that oppose those of the score itself
+    are as large: twice the latter stand for the sum of all magnitudes.
+    """
+    diagonal = hessians(objective, scores)
+    unit = _find_units(weighted_mean(diagonal, weights))
+    direction = find_flat_direction(objective, scores, weights, unit)
+    along = _scale(unit, direction)
+    rows = diagonal, row_products(objective, scores, along)
+    parts = *rows, find_dependent(objective, scores)
+    means = [weighted_mean(_magnitudes(part), weights) for part in parts]
+    return _conclude(_list_sums(*means, along), direction, along)
+
+
+@elementwise
+def _scale(numpy, unit, direction):
+    del numpy
+    return unit * direction
+
+
+@elementwise
+def _magnitudes(numpy, values):
+    return numpy.abs(values).astype(np.float32)
+
+
+@stage
+def _list_sums(own, total, others, along):
+    return jnp.stack([own, others, 2 * own * jnp.abs(along), total])
+
+
 def _flatten(rows):
     return rows.reshape(len(rows), -1).T
 
@@ -65,15 +103,21 @@ def _flatten(rows):
 def _find_direction(mean):
     """Returns the eigenvector, in those units and in the scores' own."""
     mean = _finite(mean)
-    size = jnp.abs(jnp.diagonal(mean))
-    # A no-op bound that keeps XLA from replacing 1 / sqrt by an inexact rsqrt.
-    root = jnp.maximum(jnp.sqrt(jnp.maximum(size, _LEAST)), _LEAST)
-    unit = jnp.where(size > 0, 1 / root, 0.0)
+    unit = _find_units(jnp.diagonal(mean))
     # eigh adds the transpose.
     values, axes = jnp.linalg.eigh(round_alone(unit[:, None] * mean * unit[None, :]))
     direction = axes[:, jnp.argmin(jnp.abs(values))]
     # Whether scores compete is a constant; eigenvectors may have no derivative.
     return jax.lax.stop_gradient((direction, unit * direction))
+
+
+@stage
+def _find_units(diagonal):
+    """Returns what makes each diagonal entry 1; 0 for those that are 0."""
+    size = jnp.abs(_finite(diagonal))
+    # A no-op bound that keeps XLA from replacing 1 / sqrt by an inexact rsqrt.
+    root = jnp.maximum(jnp.sqrt(jnp.maximum(size, _LEAST)), _LEAST)
+    return jnp.where(size > 0, 1 / root, 0.0)
 
 
 def _summarize(rows, along):

@@ -140,7 +140,7 @@ def take_objective(objective: Objective, rows: Int32[Array, " M"]) -> Objective:
 
 def loss_values(objective: Objective, scores: Float[Array, "K N"]):
     """Returns l(F_i, y_i) for every row, [N]."""
-    return _loss_values(_without_minima(objective), scores)
+    return _loss_values(without_minima(objective), scores)
 
 
 @stage
@@ -148,7 +148,7 @@ def _loss_values(objective, scores):
     return map_rows(objective, objective.loss.value, scores)
 
 
-def _without_minima(objective):
+def without_minima(objective: Objective) -> Objective:
     """Leaves out what programs of the loss alone do not need: they are shared more."""
     return objective._replace(minimizer=None, kinks=None, coupling=None)
 
@@ -160,7 +160,7 @@ def gradients(objective: Objective, scores: Float[Array, "K N"]):
     automatic differentiation returns depends on how the loss is written. We choose 0,
     so that a row at its own minimum exerts no pull.
     """
-    raw = _raw_gradients(_without_minima(objective), scores)
+    raw = _raw_gradients(without_minima(objective), scores)
     if objective.minimizer is None:
         return raw
     return _rest_at_minima(raw, scores, objective.minimizer)
@@ -182,7 +182,7 @@ def hessian_matrices(objective: Objective, scores: Float[Array, "K N"]):
     """Returns d2l/dF2 for every row, [N, K, K]."""
     # Those of several scores only judge how scores interact at the start.
     run = _find_hessians if scores.shape[0] == 1 else _judge_hessians
-    return run(_without_minima(objective), scores)
+    return run(without_minima(objective), scores)
 
 
 def _hessian_matrices(objective, scores):
@@ -202,11 +202,27 @@ def mean_hessian(
     Computes one column at a time as the derivative of the gradient along one score, so
     that N Hessians are never in memory at once.
     """
-    return _mean_hessian(_without_minima(objective), scores, weights)
+    return _mean_hessian(without_minima(objective), scores, weights)
 
 
 @partial(stage, any_rounding=True)  # of steps of a solver
 def _mean_hessian(objective, scores, weights):
+    def mean_column(direction):
+        rows = row_products(objective, scores, direction)
+        return mean_of_rows(objective, rows, weights)
+
+    return jax.lax.map(mean_column, jnp.eye(scores.shape[0], dtype=scores.dtype))
+
+
+def row_products(
+    objective: Objective, scores: Float[Array, "K N"], direction: Float[Array, " K"]
+) -> Float[Array, "K N"]:
+    """Returns the Hessian of each row times one direction."""
+    return _row_products(without_minima(objective), scores, direction)
+
+
+@partial(stage, any_rounding=True)
+def _row_products(objective, scores, direction):
     gradient = objective.loss.gradient
 
     def column(constants, score, target, parameters):
@@ -217,12 +233,8 @@ def _mean_hessian(objective, scores, weights):
 
         return jax.jvp(slope, (score,), (direction,))[1]
 
-    def mean_column(direction):
-        along = objective._replace(constants=(*objective.constants, direction))
-        rows = map_rows(along, column, scores, with_scores_first)
-        return mean_of_rows(objective, rows, weights)
-
-    return jax.lax.map(mean_column, jnp.eye(scores.shape[0], dtype=scores.dtype))
+    along = objective._replace(constants=(*objective.constants, direction))
+    return map_rows(along, column, scores, with_scores_first)
 
 
 def hessian_products(
@@ -233,7 +245,7 @@ def hessian_products(
     Each is the derivative of the gradient along that direction, so that no Hessian is
     ever in memory.
     """
-    objective = _without_minima(objective)
+    objective = without_minima(objective)
     gradient = objective.loss.gradient
 
     def product(constants, score, target, parameters):
@@ -253,6 +265,8 @@ def hessians(objective: Objective, scores: Float[Array, "K N"]):
     if runs_in_stages() and scores.shape[0] == 1:
         # From a program that others share.
         return _take_entries(hessian_matrices(objective, scores))
+    if objective.loss.diagonal is not None:
+        return _diagonals(without_minima(objective), scores)
     return map_hessians(objective, scores, _take_diagonal)
 
 
@@ -262,6 +276,11 @@ def _take_entries(numpy, matrices):
     return matrices.reshape(1, -1)
 
 
+@stage
+def _diagonals(objective, scores):
+    return map_rows(objective, objective.loss.diagonal, scores, with_scores_first)
+
+
 def _take_diagonal(rows):
     diagonal = rows if rows.ndim == 1 else jnp.diagonal(rows, axis1=1, axis2=2)
     return with_scores_first(diagonal)
@@ -269,7 +288,7 @@ def _take_diagonal(rows):
 
 def own_curvatures(objective: Objective, scores: Float[Array, "K N"]):
     """Returns what the user's curvature returns for every row, [K, N]."""
-    return _own_curvatures(_without_minima(objective), scores)
+    return _own_curvatures(without_minima(objective), scores)
 
 
 @stage
@@ -293,7 +312,7 @@ def map_hessians(
     if runs_in_stages() and num_scores > 1 and few:
         # The Hessians are a program that others share, the rest is one for all losses.
         return _finish_rows(hessian_matrices(objective, scores), finish, operands)
-    return _map_hessians(_without_minima(objective), scores, finish, operands)
+    return _map_hessians(without_minima(objective), scores, finish, operands)
 
 
 @stage
@@ -322,7 +341,7 @@ def map_information(
       seeds: of what is drawn for each row.
       finish: as for :func:`map_hessians`.
     """
-    part = _without_minima(objective)._replace(targets=seeds, parameters=())
+    part = without_minima(objective)._replace(targets=seeds, parameters=())
     return _map_information(part, scores, finish, operands)
 
 

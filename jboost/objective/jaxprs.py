@@ -155,7 +155,18 @@ def _rest_of_program(program, equations, kept):
         values = dict(zip(every, values, strict=True))
         return _run_equations(equations, values, jaxpr.outvars)
 
-    traced = jax.make_jaxpr(run)(*map(_shape_of, every)).jaxpr
+    return retrace(program, run, every)
+
+
+def retrace(program, run, inputs=None):
+    """Returns the program of another function.
+
+    Args:
+      run: takes the values of the inputs; returns a list of results.
+      inputs: variables; None for those of the program.
+    """
+    inputs = program.jaxpr.invars if inputs is None else inputs
+    traced = jax.make_jaxpr(run)(*map(_shape_of, inputs)).jaxpr
     return replace(program, jaxpr=traced, structure=_structure(traced))
 
 

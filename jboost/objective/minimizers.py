@@ -34,6 +34,7 @@ from jboost.entry.stages import (
 from jboost.kernels.float_bits import exponent_above, power_of_two
 from jboost.numerics.sums import sum_rows
 from jboost.objective.bisection import bisect_minimum
+from jboost.objective.diagonals import MANY_SCORES
 from jboost.objective.evaluation import (
     Kinks,
     Objective,
@@ -41,6 +42,7 @@ from jboost.objective.evaluation import (
     hessian_matrices,
     map_hessians,
 )
+from jboost.objective.products import find_dependent
 from jboost.objective.row_programs import with_scores_first
 
 _DISTANCES = 4  # slopes are compared at 2^-10, 1, 2^10 and 2^20 times the size
@@ -311,6 +313,8 @@ def _separable_rows(objective, start):
     """Returns a mask of rows whose Hessian is diagonal at two test points."""
     points = _test_points(start)
     num_scores, num_rows = start.shape
+    if num_scores > MANY_SCORES:
+        return _none_depends(*(find_dependent(objective, each) for each in points))
     if num_rows * num_scores**2 <= _MOST_ENTRIES:
         return _are_diagonal(*(hessian_matrices(objective, each) for each in points))
     # Of many scores, Hessians of all rows would not fit into memory.
@@ -333,6 +337,11 @@ def _are_diagonal(numpy, *hessians):
 def _mark_diagonal(rows):
     different = ~jnp.eye(rows.shape[1], dtype=bool)
     return jnp.all(jnp.where(different[None], rows, 0.0) == 0, axis=(1, 2))
+
+
+@elementwise
+def _none_depends(numpy, one, other):
+    return ~numpy.any(one | other, axis=0)
 
 
 @elementwise

@@ -37,6 +37,7 @@ from jboost.losses import (
 from jboost.losses.likelihoods import find_information
 from jboost.losses.parameters import ParameterError
 from jboost.losses.several import is_sum, widen_loss
+from jboost.objective.diagonals import MANY_SCORES, trace_diagonal
 from jboost.objective.jaxprs import (
     Program,
     find_dependencies,
@@ -58,6 +59,8 @@ class TracedLoss:
       information: a program that takes (score, seed, ()) and returns the Fisher
         information of a likelihood; None for other losses.
       sampled: whether the information is an estimate from draws.
+      diagonal: the diagonal of the Hessian of many scores, where it is less work than
+        the Hessian; otherwise None.
       num_scores: K; a score is a scalar for K = 1, otherwise a vector.
       quadratic: whether the Hessian is independent of the score.
       uniform: whether the Hessian is independent of the score and the target.
@@ -79,6 +82,7 @@ class TracedLoss:
     information: Program | None = None
     sampled: bool = False
     separate: bool = False
+    diagonal: Program | None = None
 
     coupled = False  # not a field: rows do not depend on each other
 
@@ -152,6 +156,8 @@ def trace_loss(
     if curvature is not None:
         own = _trace_curvature(curvature, arguments, constants, num_scores)
     information, sampled = _trace_information(loss, score, constants)
+    many = num_scores > MANY_SCORES
+    diagonal = trace_diagonal(gradient, num_scores) if many else None
     depends = find_dependencies(hessian.jaxpr)
     start = len(hessian.constants)
     traced = TracedLoss(
@@ -168,6 +174,7 @@ def trace_loss(
         information=information,
         sampled=sampled,
         separate=is_sum(loss),
+        diagonal=diagonal,
     )
     known = _known.setdefault(traced, weakref.ref(traced))()
     return traced if known is None else known, tuple(constants)

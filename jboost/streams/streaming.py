@@ -18,7 +18,7 @@ from tqdm import tqdm
 
 from jboost.codes.bins import Bins
 from jboost.entry import checks
-from jboost.entry.collectives import process_number
+from jboost.entry.collectives import gather_numbers, process_number
 from jboost.kernels.settling import settle_implementation
 from jboost.streams.batches import RowBatch, as_source, checked_batches
 from jboost.streams.block_rounds import BlockRunner
@@ -50,6 +50,7 @@ class Stream(RowSource):
         self.source: Callable[[], Iterator[Any]] = source
         self._directories: Sequence[str | os.PathLike[str]] | None = directories
         self._bins: Bins | None = bins
+        self.has_bins = bins is not None
         self._block_rows: int | None = block_rows
         self._table: BlockTable | None = None
 
@@ -101,13 +102,15 @@ class Stream(RowSource):
             ``memory`` cannot hold what stays in memory of so many rows.
         """
         wanted = None if self._bins is not None else max_bins
-        if self._table is None or self._table.max_bins != wanted:
+        ready = self._table is not None and self._table.max_bins == wanted
+        if not all(gather_numbers(int(ready))):  # some process reads its rows
             self._table = None  # removes its files
             options = Options(
                 self.memory, self._directories, self._block_rows, progress, check,
                 num_scores, plan,
             )  # fmt: skip
             self._table = write_table(self.source, self._bins, wanted, options)
+        assert self._table is not None
         return self._table
 
     def prepare_training(self, request: FitRequest) -> TrainingRows:

@@ -48,9 +48,11 @@ class RowSource:
 
     Attributes:
       source: returns a new iterator over the batches.
+      has_bins: whether thresholds were given.
     """
 
     source: Callable[[], Iterator[Any]]
+    has_bins: bool
 
     def batches(
         self, schema: Schema, *, categorical: bool

@@ -9,6 +9,7 @@ divide the rows in any way, and a mixed-up shard is found by its block.
 
 import hashlib
 import json
+import math
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
@@ -26,6 +27,7 @@ from jboost.model.containers import library_version
 from jboost.objective.group_tracing import GroupLoss
 from jboost.objective.jaxprs import Program
 from jboost.objective.tracing import TracedLoss
+from jboost.tables.frames import RowSource
 from jboost.training.chunks import Job, Runner
 from jboost.training.preparing import Prepared
 from jboost.training.request import FitRequest
@@ -34,6 +36,7 @@ from jboost.trees.initial import MedianStart
 
 BLOCK_ROWS = 2**18
 _STEP = 2**13  # rows whose hashes stay in the processor's cache
+_LONGEST = 200  # characters of a loss that errors show
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _TRACED_TOO = ("max_bins",)  # static, but a number of the program, too
 _NAMES: dict[str, str] = {
@@ -126,19 +129,33 @@ def describe_call(request: FitRequest) -> dict[str, Any]:
         name: value if isinstance(value, plain) else _without_addresses(repr(value))
         for name, value in request.settings.values.items()
     }
-    loss = getattr(request.loss, "__qualname__", type(request.loss).__qualname__)
     checkpoint = None if request.checkpoint is None else request.checkpoint_rounds
+    rows, source = request.rows, isinstance(request.rows.x, RowSource)
+    optional = {
+        name: getattr(rows, name) for name in ("sample_weight", "offset", "groups")
+    }
+    for place, parts in request.sets.values():
+        names = (f"{place} {name}" for name in ("sample_weight", "offset", "groups"))
+        optional |= zip(names, parts[2:], strict=True)
     return {
         "jboost": library_version(),
         "jax": jax.__version__,
-        "loss": loss,
+        "x": f"a stream, bins given: {rows.x.has_bins}" if source else "rows",
+        **{name: None if each is None else "given" for name, each in optional.items()},
+        "loss": _shorten(_without_addresses(repr(request.loss))),
+        "rows are padded": request.padded,
         **named,
         "learning_rate": _digest(request.rates),
         "checkpoint_rounds": checkpoint,
         "metrics": sorted(request.metrics),
+        "by": None if request.by.metric is None else [*request.by],
         "validation": [*request.sets],
-        "model": request.model is not None,
+        "model": None if request.model is None else _digest(request.model),
     }
+
+
+def _shorten(text):
+    return text if len(text) <= _LONGEST else _digest(text)
 
 
 def compare_processes(settings: dict[str, Any]) -> None:
@@ -254,10 +271,9 @@ def _hash_rows(prefix, rows: PaddedRows, codes):
 
 def _as_words(array):
     """Returns the bytes of each row as unsigned integers, [W, N]."""
-    size = len(array)
+    size, width = math.prod(array.shape[1:]), array.dtype.itemsize
     little = np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
-    width = little.dtype.itemsize
-    return little.view(f"<u{width}").reshape(size, -1).T
+    return little.view(f"<u{width}").reshape(len(array), size).T  # or of no row
 
 
 def hash_blocks(

@@ -49,7 +49,13 @@ from jboost.training.host_loop import FitRun, run_rounds
 from jboost.training.locks import lock_checkpoint
 from jboost.training.pacing import open_bar
 from jboost.training.preparing import Prepared, make_job, prepare_rows
-from jboost.training.request import FitRequest, read_request, refuse_large_run
+from jboost.training.request import (
+    FitRequest,
+    check_checkpoint,
+    read_mesh,
+    read_request,
+    refuse_large_run,
+)
 from jboost.training.scoring import By, Metrics
 from jboost.training.spreading import spans_processes
 from jboost.training.starting import start, start_position, start_record
@@ -329,16 +335,18 @@ def fit(
       >>> bool(history.train_loss[-1] < history.train_loss[0])
       True
     """
-    request = read_request(locals())
-    with use_processes(spans_processes(request.mesh)):
-        return _train(request)
+    given = locals()
+    mesh = read_mesh(given)
+    with use_processes(spans_processes(mesh)):
+        return _train(read_request(given, mesh))
 
 
 def _train(request: FitRequest) -> tuple[Ensemble, History]:
     """Prepares the rows, and makes the rounds."""
-    refuse_large_run(request)
     if num_processes() > 1:
         compare_processes(describe_call(request))
+    check_checkpoint(request.checkpoint)
+    refuse_large_run(request)
     with lock_checkpoint(request.checkpoint):
         rows = prepare_rows(request)
         with (

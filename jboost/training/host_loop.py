@@ -18,8 +18,10 @@ from tqdm import tqdm
 from jboost.entry.collectives import (
     gather_numbers,
     gather_tables,
+    has_failed,
     has_lost_others,
     is_preempted,
+    meet,
     num_processes,
     process_number,
 )
@@ -97,9 +99,13 @@ def _count_rounds(run):
     """Makes rounds; returns how many of them the model keeps."""
     try:
         _make_rounds(run)
-    except (jax.errors.JaxRuntimeError, ValueError, MemoryError) as error:
+    except TrainingError:
+        raise
+    except Exception as error:
         number = run.record.num_rounds
-        if has_lost_others(error):
+        if has_failed():
+            reason = f"round {number} could not be finished"
+        elif has_lost_others(error):
             reason = (
                 f"process {process_number()} of {num_processes()} could not finish "
                 f"round {number} with the others, one of which was probably lost "
@@ -136,6 +142,7 @@ def _make_rounds(run: FitRun) -> None:
             stopped, over = _notify(run), _is_over(record, run.patience)
             if stopped or over:
                 break
+        meet()  # something may have failed on one process
         preempted = is_preempted()
         if run.checkpoint is not None:
             here = position if record.num_rounds == first + count else None
@@ -167,6 +174,7 @@ def _tell_kept(run):
 def _make_chunk(run: FitRun, position: Position, first: int, count: int) -> Chunk:
     """Makes rounds, and fetches what the host needs of them."""
     before = np.asarray(position.state.lost)
+    meet()
     try:
         chunk = run.runner.run(position, first, count)
     except SourceError as error:
@@ -274,12 +282,14 @@ def _notify(run):
         # Programs that a callback runs may belong on another platform than training.
         with use_implementation(None):
             stops = [bool(watch(number, history, model)) for watch in run.watchers]
-    except Exception as error:
+    except BaseException as error:
         failures.append(error)
     answers = gather_numbers(_FAILED if failures else int(any(stops)))
     if _FAILED in answers:
         rank = answers.index(_FAILED)
         where = "" if len(answers) == 1 else f" on process {rank}"
+        if failures and not isinstance(failures[0], Exception):
+            raise failures.pop()  # ctrl-C, or an exit
         what = "".join(f": {error!r}" for error in failures)
         # Popped: its traceback holds this frame, and a cycle would keep the rows.
         raise TrainingError(

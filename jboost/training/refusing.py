@@ -12,7 +12,7 @@ import numpy as np
 
 from jboost.boosting.sharding import rows_of
 from jboost.boosting.state import BoostState, Problem
-from jboost.entry.collectives import agree
+from jboost.entry.collectives import agree, gather_numbers
 from jboost.entry.results import fetch
 from jboost.entry.stages import run_in_stages
 from jboost.objective.evaluation import Objective, loss_values
@@ -33,31 +33,36 @@ def check_values(
 ) -> None:
     """Raises for the first row of positive weight whose loss is not finite.
 
+    The initial score, or a parameter of the loss, may be NaN because of one row of one
+    process. The rows that are most likely the reason are named.
+
     Args:
       place: the name of a validation set, or "the data".
       values: the loss of each row at the start; of each group, with weights.
     """
-    if rows.data.groups is not None:
-        _check_group_values(place, rows, values)
-        return
-    values, weights = rows.fetch((values, rows.data.weights))
-    bad = ~np.isfinite(values) & (weights > 0)
-    if bad.any():
-        refuse_rows(place, problem, rows, bad, state)
+    doubt, message = 0, ""
+    with agree():
+        if rows.data.groups is not None:
+            _check_group_values(place, rows, values)
+            return
+        values, weights = rows.fetch((values, rows.data.weights))
+        bad = ~np.isfinite(values) & (weights > 0)
+        if bad.any():
+            doubt, message = _describe_rows(place, problem, rows, bad, state)
+    worst = max(gather_numbers(doubt))
+    with agree():
+        if 0 < doubt == worst:
+            raise ValueError(message)
 
 
-def refuse_rows(
-    place: str,
-    problem: Problem,
-    rows: PaddedRows,
-    bad: np.ndarray,
-    state: BoostState,
-) -> NoReturn:
-    """Raises for the first of some rows whose loss is not finite.
+def _describe_rows(place, problem, rows, bad, state):
+    """Describes the first of some rows whose loss is not finite.
 
-    The initial score, or a parameter of the loss, may be NaN because of one row. Rows
-    whose loss is finite at no score are therefore named first; if these are all rows,
-    those whose target is not finite.
+    Rows whose loss is finite at no score come first; if these are all rows, those whose
+    target is not finite.
+
+    Returns:
+      How likely the row is the reason: 1, 2 or 3; and the description.
     """
     targets, weights = rows.real
     start = rows.fetch(rows.offset, axis=1)
@@ -71,7 +76,9 @@ def refuse_rows(
         values = np.asarray(loss_values(objective, start))
         if not known:
             lost = np.asarray(find_lost_slopes(objective, start)) & np.isfinite(values)
-            _refuse_slopes(lost, targets, weights, start)
+            slope = _describe_lost(lost, targets, weights, start)
+            if slope is not None:
+                return 3, slope
     gaps = find_gaps(targets, weights)
     for likely in (never, gaps if (never | (weights == 0)).all() else never):
         bad = bad & likely if (bad & likely).any() else bad
@@ -79,8 +86,8 @@ def refuse_rows(
     target = jax.tree.map(lambda t: t[row].tolist(), targets)
     score = np.asarray(start)[:, row].tolist()
     if never[row] and gaps[row]:
-        raise ValueError(describe_gap(_name_targets(place), target, row))
-    raise ValueError(
+        return 3, describe_gap(_name_targets(place), target, row)
+    return 2 if never[row] else 1, (
         f"loss must be finite on {place}, got {float(values[row])} in row {row} "
         f"for target {target} at score {score}; a target may lie "
         "outside what the loss is defined for, the arguments of the loss may be "
@@ -147,17 +154,21 @@ def check_slopes(problem: Problem, rows: PaddedRows, state: BoostState) -> None:
         lost = run(constants, data, state)
     with agree():
         lost, (targets, weights) = rows.fetch(lost), rows.real
-        _refuse_slopes(lost, targets, weights, rows.fetch(state.scores, axis=1))
+        scores = rows.fetch(state.scores, axis=1)
+        message = _describe_lost(lost, targets, weights, scores)
+        if message is not None:
+            raise ValueError(message)
 
 
-def _refuse_slopes(lost, targets, weights, scores):
-    """Raises for the first row of positive weight whose gradient is lost."""
+def _describe_lost(lost, targets, weights, scores):
+    """Describes the first row of positive weight whose gradient is lost, if any."""
     bad = np.asarray(lost) & (weights > 0)
     if bad.any():
         row = int(np.argmax(bad))
         target = jax.tree.map(lambda t: t[row].tolist(), targets)
         score = np.asarray(scores)[:, row].tolist()
-        raise ValueError(describe_lost_slope(target, row, f"score {score}"))
+        return describe_lost_slope(target, row, f"score {score}")
+    return None
 
 
 def _find_lost(loss, constants, data, state):

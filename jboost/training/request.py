@@ -21,7 +21,7 @@ from jboost.boosting.rates import learning_rates
 from jboost.boosting.settings import Settings, read_settings
 from jboost.boosting.sharding import check_mesh
 from jboost.entry import checks, feature_checks
-from jboost.entry.collectives import run_on_first, use_processes
+from jboost.entry.collectives import run_on_first
 from jboost.entry.meshes import find_mesh
 from jboost.model.ensemble import Ensemble
 from jboost.objective.group_tracing import read_inputs
@@ -30,7 +30,7 @@ from jboost.tables.groups import RowGroups
 from jboost.training.continuing import check_start, match_columns
 from jboost.training.rows import name_sets
 from jboost.training.scoring import Criterion, bind_metrics, check_metrics, read_by
-from jboost.training.spreading import check_devices, spans_processes
+from jboost.training.spreading import check_devices
 
 
 class RawRows(NamedTuple):
@@ -108,8 +108,22 @@ class FitRequest(NamedTuple):
         )
 
 
-def read_request(given: Mapping[str, Any]) -> FitRequest:
-    """Checks the arguments of ``fit``.
+def read_mesh(given: Mapping[str, Any]) -> Mesh | None:
+    """Returns the mesh of ``fit``, given or that of x; None: one device.
+
+    Raises:
+      TypeError, ValueError: it cannot hold the rows.
+    """
+    mesh = check_mesh(given["mesh"])
+    if mesh is None:
+        mesh = find_mesh(given["x"])
+    if mesh is not None:
+        check_devices(mesh)
+    return mesh
+
+
+def read_request(given: Mapping[str, Any], mesh: Mesh | None) -> FitRequest:
+    """Checks the arguments of ``fit``; exchanges nothing with other processes.
 
     Raises:
       TypeError, ValueError: for bad arguments.
@@ -125,13 +139,7 @@ def read_request(given: Mapping[str, Any]) -> FitRequest:
         first=0 if model is None else model.num_rounds,
     )
     watchers = _check_callbacks(given["callbacks"])
-    mesh = check_mesh(given["mesh"])
-    if mesh is None:
-        mesh = find_mesh(given["x"])
-    if mesh is not None:
-        check_devices(mesh)
-    with use_processes(spans_processes(mesh)):
-        path = _check_checkpoint(given["checkpoint"], given["checkpoint_rounds"])
+    path = _read_checkpoint(given["checkpoint"], given["checkpoint_rounds"])
     begin = initial_scores(settings)
     sets = name_sets(given["validation"])
     by, metrics = _read_metrics(given, settings, bool(sets))
@@ -224,21 +232,30 @@ def _check_callbacks(callbacks):
     return watchers
 
 
-def _check_checkpoint(path: Any, every: Any) -> Path | None:
-    """Checks that the file can be written; returns its path without links."""
+def _read_checkpoint(path: Any, every: Any) -> Path | None:
+    """Returns the path of the file without links."""
     checks.check_integer("checkpoint_rounds", every, least=1)
     if path is None:
         return None
     if not isinstance(path, str | os.PathLike):
         raise TypeError(f"checkpoint must be a path, got {type(path).__name__}")
-    place = Path(os.path.realpath(path))
+    return Path(os.path.realpath(path))
+
+
+def check_checkpoint(place: Path | None) -> None:
+    """Checks that the file can be written by the process that writes it.
+
+    Raises:
+      ValueError: on all processes, if it cannot.
+    """
 
     def check():
+        assert place is not None
         if place.is_dir() or not os.access(place.parent, os.W_OK):
             raise ValueError(
                 "checkpoint must be a file in a folder that can be written to, got "
-                f"{os.fspath(path)!r}"
+                f"{os.fspath(place)!r}"
             )
 
-    run_on_first(check)
-    return place
+    if place is not None:
+        run_on_first(check)

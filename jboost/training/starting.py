@@ -68,13 +68,11 @@ def start(
         check_minimizers(problem, job.rows, state, "init_score='median'")
     if problem.method.leaf_solver == "median_step":
         check_minimizers(problem, job.rows, state, "leaf_solver='median_step'")
-    with agree():
-        check_values("the data", problem, job.rows, values, state)
+    check_values("the data", problem, job.rows, values, state)
     check_slopes(problem, job.rows, state)
     for name, rows in job.sets.items():
         values = _find_set_values(problem, rows, state)
-        with agree():
-            check_values(name, problem, rows, values, state)
+        check_values(name, problem, rows, values, state)
     if init_score is None:
         if problem.loss.coupled:
             return state, "shift-invariant" if rule else "argmin"

@@ -12,14 +12,19 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int32
 
 from jboost.entry.stages import elementwise, for_branches, repeat_while, stage
+from jboost.objective.diagonals import MANY_SCORES
 from jboost.objective.evaluation import (
     gradients,
+    hessians,
     loss_values,
     mean_hessian,
     weighted_mean,
 )
+from jboost.objective.products import mean_product
 
 _NEWTON_STEPS = 50  # at most, for K numbers
+_PRODUCTS = 30  # with the Hessian of many scores, at most, for a step
+_SOLVED = 1e-4  # of the largest slope: what such a step may leave
 _CONCAVE = 1e-4  # of the largest: a negative curvature that is none of rounding
 ROUNDING = 2.0**-21  # of a mean in float32
 
@@ -49,8 +54,11 @@ def damped_newton(objective, offset, weights, start, wanted):
     def improve(state):
         scores = move_scores(offset, state.point)
         slopes = gradients(objective, scores)
-        hessian = mean_hessian(objective, scores, weights)
-        proposal = _propose(state, slopes, hessian, weights)
+        if len(scores) > MANY_SCORES:
+            proposal = _propose_for_many(objective, scores, state, slopes, weights)
+        else:
+            hessian = mean_hessian(objective, scores, weights)
+            proposal = _propose(state, slopes, hessian, weights)
         values = loss_values(objective, move_scores(offset, proposal.point))
         return _accept(state, proposal, values, weights)
 
@@ -101,7 +109,7 @@ def _begin(numpy, start, loss, wanted) -> _Newton:
 @stage
 def _propose(state, slopes, hessian, weights) -> _NewtonStep:
     sizes = weighted_mean(jnp.abs(slopes), weights)
-    unit = _units(hessian, sizes)
+    unit = _find_units(jnp.diagonal(hessian), sizes)
     hessian = hessian * unit[:, None] * unit[None, :]
     size = jnp.maximum(jnp.max(jnp.abs(hessian)), 1e-30)
     curvature, axes = jnp.linalg.eigh(hessian)
@@ -114,6 +122,127 @@ def _propose(state, slopes, hessian, weights) -> _NewtonStep:
     length = jnp.max(jnp.abs(step)) * jnp.maximum(1.0, jnp.sqrt(size))
     convex = jnp.min(curvature) >= -_CONCAVE * size
     return _NewtonStep(state.point + unit * step, length, convex)
+
+
+class _Solution(NamedTuple):
+    """Where the conjugate gradients of a step stand, in standard units.
+
+    Attributes:
+      number: products so far.
+      step: minimizes the parabola along the directions so far.
+      left: the slope after the step, negated.
+      along: the next direction.
+      product: of what is left, preconditioned, with itself.
+      convex: whether no curvature so far was negative.
+    """
+
+    number: Int32[Array, ""]
+    step: Float[Array, " K"]
+    left: Float[Array, " K"]
+    along: Float[Array, " K"]
+    product: Float[Array, ""]
+    convex: Bool[Array, ""]
+
+
+class _Parabola(NamedTuple):
+    """What a step is made from, besides products with the mean Hessian.
+
+    Attributes:
+      unit: the standard unit of each score.
+      own: the curvature of each score, damped; the preconditioner.
+      damping: added to the curvature.
+      enough: a slope that may be left.
+    """
+
+    unit: Float[Array, " K"]
+    own: Float[Array, " K"]
+    damping: Float[Array, ""]
+    enough: Float[Array, ""]
+
+
+def _propose_for_many(objective, scores, state, slopes, weights):
+    """Does what :func:`_propose` does by conjugate gradients, without the Hessian.
+
+    They are preconditioned by the diagonal and end where the slope along no score is
+    more than rounding, or much less than at first; or at a negative curvature.
+    """
+
+    def unfinished(found):
+        numpy = for_branches()
+        more = numpy.asarray(found.number) < _PRODUCTS
+        steep = numpy.max(numpy.abs(numpy.asarray(found.left))) > parabola.enough
+        return more & numpy.asarray(found.convex) & steep
+
+    def improve(found):
+        along = _in_own_units(parabola.unit, found.along)
+        product = mean_product(objective, scores, weights, along)
+        return _follow(found, parabola, product)
+
+    diagonal = hessians(objective, scores)
+    sizes = weighted_mean(_find_magnitudes(slopes), weights)
+    means = weighted_mean(slopes, weights), weighted_mean(diagonal, weights)
+    parabola, start = _begin_step(state.damping, sizes, *means)
+    found = repeat_while(unfinished, improve, start)
+    return _end_step(state.point, parabola, found)
+
+
+@elementwise
+def _find_magnitudes(numpy, values):
+    return numpy.abs(values)
+
+
+@elementwise
+def _in_own_units(numpy, unit, along):
+    del numpy
+    return unit * along
+
+
+@stage
+def _begin_step(damping, sizes, slope, curvature):
+    unit = _find_units(curvature, sizes)
+    own, slope = jnp.abs(curvature) * unit * unit, slope * unit
+    size = jnp.maximum(jnp.max(own), 1e-30)
+    noise = ROUNDING * jnp.max(unit * sizes)
+    slope = jnp.where(jnp.abs(slope) > noise, slope, 0.0)
+    enough = jnp.maximum(noise, _SOLVED * jnp.max(jnp.abs(slope)))
+    damping = damping * size
+    parabola = _Parabola(unit, own + damping, damping, enough)
+    along = -slope / parabola.own
+    convex = jnp.min(curvature * unit * unit) >= -_CONCAVE * size
+    zero, product = jnp.zeros_like(slope), jnp.sum(-slope * along)
+    return parabola, _Solution(jnp.int32(0), zero, -slope, along, product, convex)
+
+
+@stage
+def _follow(found, parabola, product) -> _Solution:
+    moved = parabola.unit * product + parabola.damping * found.along
+    bend = jnp.sum(found.along * moved)
+    least = jnp.sum(parabola.own * jnp.square(found.along))
+    convex = bend >= -_CONCAVE * least
+    bend = jnp.where(bend > 0, bend, least)
+    length = found.product / jnp.where(bend > 0, bend, 1.0)
+    length = jnp.where(convex | (found.number == 0), length, 0.0)
+    left = found.left - length * moved
+    scaled = left / parabola.own
+    after = jnp.sum(left * scaled)
+    share = after / jnp.where(found.product > 0, found.product, 1.0)
+    return _Solution(
+        number=found.number + 1,
+        step=found.step + length * found.along,
+        left=left,
+        along=scaled + share * found.along,
+        product=after,
+        convex=found.convex & convex,
+    )
+
+
+@stage
+def _end_step(point, parabola, found) -> _NewtonStep:
+    # Without a product, the step of the diagonal.
+    step = jnp.where(found.number > 0, found.step, found.along)
+    size = jnp.max(parabola.own)
+    length = jnp.max(jnp.abs(step)) * jnp.maximum(1.0, jnp.sqrt(size))
+    return _NewtonStep(point + parabola.unit * step, length, found.convex)
 
 
 def _accept(state, proposal, values, weights) -> _Newton:
@@ -148,13 +277,13 @@ def _or_infinite(numpy, loss):
     return numpy.where(numpy.isfinite(loss), loss, np.inf)
 
 
-def _units(hessian, sizes):
+def _find_units(curvature, sizes):
     """Powers of two, by which scores of smaller curvature are multiplied.
 
     Scores without any curvature (the center of Laplace's distribution) are compared by
     the mean magnitudes of their gradients.
     """
-    curvature = jnp.abs(jnp.diagonal(hessian))
+    curvature = jnp.abs(curvature)
     ratio = curvature / jnp.maximum(jnp.max(curvature), 1e-30)
     steepness = sizes / jnp.maximum(jnp.max(sizes), 1e-30)
     ratio = jnp.where(curvature > 0, jnp.sqrt(ratio), steepness)

@@ -29,6 +29,7 @@ from jboost.entry.stages import (
     stage,
 )
 from jboost.numerics.derivatives import differentiable
+from jboost.objective.diagonals import MANY_SCORES
 from jboost.objective.evaluation import (
     Objective,
     gradients,
@@ -115,7 +116,8 @@ def minimise_jointly(objective, offset, weights):
     Damped Newton from 0 is enough for a convex loss in ordinary units. Otherwise it is
     restarted where a search along one score after another ends, as long as that
     helps. The search goes by slopes alone: it also finds where the gradients balance if
-    they are not the derivatives of the values (``jax.lax.stop_gradient``).
+    they are not the derivatives of the values (``jax.lax.stop_gradient``). Along many
+    scores it would take too long: they go without.
 
     Derivatives are by the implicit function theorem: -H^+ dg, with g the mean gradient
     and H its derivative; 0 along directions without curvature, NaN for a score that has
@@ -130,6 +132,9 @@ def minimise_jointly(objective, offset, weights):
 
 def _minimise(loss, arrays, offset, weights):
     objective = arrays._replace(loss=loss)
+    if offset.shape[0] > MANY_SCORES:
+        zero, wanted = _begin_descent(offset).zero, np.asarray(True)
+        return damped_newton(objective, offset, weights, zero, wanted)[0]
     few = _take_rows(objective, offset, weights)
     whole = few[1] is offset
 
