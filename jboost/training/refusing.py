@@ -48,14 +48,14 @@ def check_values(
         values, weights = rows.fetch((values, rows.data.weights))
         bad = ~np.isfinite(values) & (weights > 0)
         if bad.any():
-            doubt, message = _describe_rows(place, problem, rows, bad, state)
+            doubt, message = describe_rows(place, problem, rows, bad, state)
     worst = max(gather_numbers(doubt))
     with agree():
         if 0 < doubt == worst:
             raise ValueError(message)
 
 
-def _describe_rows(place, problem, rows, bad, state):
+def describe_rows(place, problem, rows, bad, state):
     """Describes the first of some rows whose loss is not finite.
 
     Rows whose loss is finite at no score come first; if these are all rows, those whose

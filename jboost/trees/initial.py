@@ -23,7 +23,14 @@ from jboost.entry.collectives import (
     some,
     total,
 )
-from jboost.entry.stages import branch, elementwise, for_branches, map_points, stage
+from jboost.entry.stages import (
+    branch,
+    elementwise,
+    for_branches,
+    is_any,
+    map_points,
+    stage,
+)
 from jboost.kernels.sums_xla import count_times
 from jboost.objective.evaluation import (
     Objective,
@@ -97,7 +104,7 @@ def initial_score(
     def approach(start):
         return _approach_infinity(objective, offset, weights, slopes, none, start)
 
-    return branch(_is_any(none), approach, lambda start: start, start)
+    return branch(is_any(none), approach, lambda start: start, start)
 
 
 def _approach_infinity(objective, offset, weights, slopes, none, start):
@@ -128,18 +135,13 @@ def _approach_infinity(objective, offset, weights, slopes, none, start):
         shares = known_shares(known, weights, len(sign))
         return _balance(start, sign, *found, weights, mean_weight(weights), shares)
 
-    return branch(_is_any(sign), move, lambda start: start, start)
+    return branch(is_any(sign != 0), move, lambda start: start, start)
 
 
 @elementwise
 def _have_no_minimizer(numpy, minimizer, weights):
     bounded = numpy.isfinite(minimizer) & (weights > 0)[None, :]
     return ~some(numpy.any(bounded, axis=1))
-
-
-def _is_any(scores):
-    numpy = for_branches()
-    return numpy.any(numpy.asarray(scores) != 0)
 
 
 @elementwise
