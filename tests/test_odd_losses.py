@@ -173,8 +173,17 @@ def test_rows_that_lose_their_gradient_do_not_stop_the_others():
     np.testing.assert_allclose(
         history.train_loss[-1], expected.train_loss[-1], rtol=0.1, atol=1e-7
     )
-    with pytest.warns(UserWarning, match="derivatives"):
-        jb.cross_validate(x, y, careless, folds=2, **settings)
+
+
+@pytest.mark.parametrize("train", [jb.fit, partial(jb.cross_validate, folds=2)])
+def test_a_gradient_that_is_lost_on_the_way_is_reported(train):
+    def half(s, t):
+        branch = jnp.where(s < 1, 0.0, jnp.sqrt(jnp.maximum(1 - s, 0.0)))
+        return jnp.log1p(jnp.exp(jnp.abs(s - t))) + 0.0 * branch
+
+    x = np.linspace(-2, 2, 200, dtype=np.float32)[:, None]
+    with pytest.warns(UserWarning, match=r"finite derivatives .* in round \d+ .*rows"):
+        train(x, 3 * x[:, 0], half, num_rounds=30, learning_rate=0.3)
 
 
 def test_a_scaled_loss_trains_the_same_model():
