@@ -329,7 +329,7 @@ def test_median_start():
     [
         (
             lambda: jb.recipes.m_tree_boost(alpha=1.0), ValueError,
-            r"alpha must lie in \(0, 1\), got 1.0",
+            r"alpha must be a number > 0 and < 1, got 1.0",
         ),
         (
             lambda: jb.recipes.l2_tree_boost_multiclass(1), ValueError,
