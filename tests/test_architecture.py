@@ -22,9 +22,9 @@ BOXES = (
     "refitting", "cart", "sketches", "streams", "selection", "explanation",
     "calibration", "interchange", "plotting", "recipes", "sklearn", "parts",
 )  # fmt: skip
-# 160 ask for memory and devices, 710 bring kernels to GPUs, 220 compare columns of
+# 160 ask for memory and devices, 710 bring kernels to GPUs, 240 compare columns of
 # other libraries' models in float64.
-MODEL_LINES = 6330
+MODEL_LINES = 6360
 MODULE_LINES = 400
 FUNCTION_LINES = 60
 POSITIONAL = 8
