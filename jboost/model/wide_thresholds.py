@@ -18,6 +18,7 @@ from jaxtyping import Float64, UInt32
 
 from jboost.entry.warning import warn_user
 from jboost.model.ensemble import Ensemble
+from jboost.model.slices import find_sharding
 from jboost.tables.sparse import is_sparse
 from jboost.tables.wide_columns import WideColumn, make_wide_column
 
@@ -66,8 +67,8 @@ def _match(model) -> Matched:
         rounded = np.maximum.accumulate(threshold[nodes][first])
         columns[index] = make_wide_column(values, rounded)
         threshold[nodes] = columns[index].codes[place]
-    sharding = getattr(model.threshold, "sharding", None)
-    threshold = jax.device_put(threshold, sharding)
+    placed = [a for a in jax.tree.leaves(model) if isinstance(a, jax.Array)]
+    threshold = jax.device_put(threshold, find_sharding(placed))
     return replace(model, threshold=threshold, wide_threshold=None), columns
 
 
