@@ -105,8 +105,8 @@ def shaping_limits(now: Round, one: OneTree) -> TreeLimits:
     :func:`jboost.trees.vector_bounds.bound_leaves`.
     """
     limits, values = now.limits, now.limits.values
-    if jnp.ndim(limits.min_child_samples):
-        own = limits.min_child_samples
+    own: Any = limits.min_child_samples
+    if jnp.ndim(own):
         least = own[one.k] if now.line is None else jnp.max(own)
         limits = limits._replace(min_child_samples=least)
     if values is None:

@@ -8,6 +8,8 @@ Scores may have any units: a mean in dollars beside the logarithm of a scale. Nu
 different scores must not be added, or a change of units would change the model.
 """
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -75,7 +77,7 @@ def _find_of_many(objective, scores, weights):
     along = _scale(unit, direction)
     rows = diagonal, row_products(objective, scores, along)
     parts = *rows, find_dependent(objective, scores)
-    means = [weighted_mean(_magnitudes(part), weights) for part in parts]
+    means: Any = [weighted_mean(_magnitudes(part), weights) for part in parts]
     return _conclude(_list_sums(*means, along), direction, along)
 
 

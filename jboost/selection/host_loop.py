@@ -155,8 +155,8 @@ def _run_block(
         wait_for(made.losses, count)
         if first == 0:
             _check_first(study, points, curves, shared, runs, made)
-        lost = fetch((state.lost, made.state.lost))
-        warn_of_lost_rows(*lost, study.rows.size)
+        before, after = fetch((state.lost, made.state.lost))
+        warn_of_lost_rows(before, after, study.rows.size)
         state = made.state
         # By one assignment: an interrupt finds the curves before the chunk or after.
         curves[:] = record_chunk(study, curves, made, count, bar)

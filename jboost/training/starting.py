@@ -76,7 +76,7 @@ def start(
     if init_score is None:
         if problem.loss.coupled:
             return state, "shift-invariant" if rule else "argmin"
-        return state, START_RULES[int(rule)]
+        return state, START_RULES[np.asarray(rule).item()]
     return state, "median" if isinstance(init_score, MedianStart) else "given"
 
 

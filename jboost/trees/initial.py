@@ -158,8 +158,8 @@ def _find_direction(numpy, none, mean, magnitude):
 
 @elementwise
 def _place_along(numpy, sign, score):
-    points = sign * numpy.asarray(_DISTANCES)[:, None]
-    return numpy.where(sign != 0, points, score)
+    points = sign[None] * numpy.asarray(_DISTANCES)[:, None]
+    return numpy.where(sign[None] != 0, points, score[None])
 
 
 @elementwise
@@ -173,7 +173,7 @@ def _balance(numpy, start, sign, slopes, mirrored, weights, mean_weight, shares)
     excess = numpy.log(numpy.maximum(slopes, tiny)) - numpy.log(
         numpy.maximum(event / 2, tiny)
     )
-    excess = excess + numpy.log(rows)
+    excess = excess + numpy.log(rows)[None]
     balanced = excess <= 0
     found = numpy.any(balanced, axis=0) & (sign != 0)
     end = numpy.maximum(numpy.argmax(balanced, axis=0), 1)
