@@ -112,6 +112,10 @@ def decide_by_loss(
         step: LeafSolver = "hessian" if policy == "unit" else "newton"
         leaf_solver = step if loss.quadratic else "guarded"
     exact = leaf_solver == "exact" and loss.straight
+    if exact and policy == "auto" and regularization == "absolute":
+        # As in XGBoost: min_child_weight and l2 count rows, whose curvature would be
+        # the less the farther targets are apart.
+        policy = "unit"
     order_statistics = exact or leaf_solver == "median_step"
     if isinstance(l2, str):
         l2 = _L2_OF_ORDER_STATISTICS if order_statistics else _L2[regularization]

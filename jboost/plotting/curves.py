@@ -100,7 +100,7 @@ def learning_curve(
         if name in curves.widths:
             low, high = values - curves.widths[name], values + curves.widths[name]
             ax.fill_between(rounds, low, high, color=color, alpha=0.2, linewidth=0)
-    if curves.best is not None:
+    if curves.best is not None and curves.best >= 0:
         _mark_best(ax, curves, own[list(curves.lines).index(curves.marked)])
     ax.set_xlabel("round")
     ax.set_ylabel("loss" if metric is None else plain(metric))

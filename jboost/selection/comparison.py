@@ -17,6 +17,7 @@ from jboost.boosting.rates import learning_rates
 from jboost.boosting.settings import RoundSettings, Settings, declared
 from jboost.boosting.sharding import check_mesh
 from jboost.entry import feature_checks
+from jboost.entry.warning import warn_user
 from jboost.kernels.settling import settle_implementation
 from jboost.objective.group_tracing import read_inputs
 from jboost.selection.curves import Curve, Point, Study, same_loss
@@ -26,6 +27,7 @@ from jboost.selection.kinds import is_of_groups
 from jboost.tables.domains import check_domain
 from jboost.tables.frames import RowSource
 from jboost.tables.groups import RowGroups
+from jboost.training.comparing import Compared, describe_gaps
 from jboost.training.history import TrainingInterrupted
 from jboost.training.metric_checks import try_metrics
 from jboost.training.preparing import TrainingRows, bin_arrays, make_problem
@@ -101,7 +103,36 @@ def compare(
         )
     with settle_implementation(study.rows.data.weights):
         count, progress = settings.num_rounds, request.progress
-        return study, *run_points(study, made, count, progress)
+        curves, interrupted = run_points(study, made, count, progress)
+    if count > 0 and not interrupted:
+        _tell_gaps(study, made, curves)
+    return study, curves, interrupted
+
+
+def _tell_gaps(study, points, curves):
+    """Warns of rounds that could not be compared.
+
+    Raises:
+      RuntimeError: no round of any point could be.
+    """
+    compared = []
+    for point, curve in zip(points, curves, strict=True):
+        for fold, values in enumerate(curve.by_fold(study.by.metric)):
+            if not np.isfinite(values).all():
+                targets, weights = study.rows.real
+                own = weights * (study.folds.held_out[fold] > 0)
+                place = f"the held-out rows of fold {fold}{point.name}"
+                compared.append(Compared(place, values, targets, own))
+    gaps = describe_gaps(study.by, compared)
+    if all(curve.best < 0 for curve in curves):
+        if gaps is None:
+            gaps = "the loss of the training rows is not finite after round 0"
+        raise RuntimeError(
+            f"no round is the best: {gaps}; pass another by, or folds in which it is "
+            "finite (stratify=True gives each fold its share of every label)"
+        )
+    if gaps is not None:
+        warn_user(f"{gaps}; the best round is none of them")
 
 
 def _make_point(

@@ -26,12 +26,13 @@ from jboost.selection.runs import (
 from jboost.training.chunks import (
     no_trees,
 )
+from jboost.training.comparing import Criterion
 from jboost.training.history import UNNAMED, TrainingError, explain_divergence
 from jboost.training.metric_calls import GroupMetric, evaluate_metric
 from jboost.training.pacing import advance
 from jboost.training.record import Record
 from jboost.training.rows import PaddedRows
-from jboost.training.scoring import Criterion, describe_call
+from jboost.training.scoring import describe_call
 from jboost.trees.tree import Tree
 
 
@@ -87,7 +88,7 @@ class Curve:
       metrics: {name: [folds]}, on the held-out rows.
       values: the criterion of each round as a rank: the least is best.
       trees: trees of each chunk of rounds, [folds, R, ...].
-      best: the best round; -1 before the first round.
+      best: the best round; -1 while there is none.
       scores: scores of the held-out rows after the best round, [folds, K, M].
       parameters: parameters of an adaptive loss, at the start and after each round;
         () for other losses.
@@ -206,7 +207,7 @@ def _record_round(study, curve, losses, scores, parameters):
     curve.metrics.append(measured)
     curve.parameters.append(parameters)
     curve.values.append(value)
-    if curve.best < 0 or value < curve.values[curve.best]:
+    if value < (np.inf if curve.best < 0 else curve.values[curve.best]):
         curve.best = number
         curve.scores = scores if study.keeps_models else None
     if study.patience is not None and number - curve.best >= study.patience:

@@ -25,8 +25,9 @@ from jboost.entry.decorators import on_host
 from jboost.entry.representation import MOST_LINES, cut
 from jboost.kernels.library import takes_implementation
 from jboost.selection.comparison import SWEPT, Comparison, average, compare, finish
+from jboost.training.comparing import BY_LOSS, Criterion
 from jboost.training.request import RawRows
-from jboost.training.scoring import BY_LOSS, By, Criterion, Metrics
+from jboost.training.scoring import By, Metrics
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,8 @@ class Sweep:
       train_loss, validation_loss: as in :class:`CrossValidation`, for each point.
       metrics: {name: [P, folds, R]}.
       mean, standard_error: of the criterion that compares points and rounds.
-      best_rounds: the round (from 0) of the best mean of each point; -1 without one.
+      best_rounds: the round (from 0) of the best mean of each point; -1 without one,
+        so where no mean is finite.
       best: index of the point with the best mean, the first of equal ones.
       held_out: the rows that each fold held out.
       by: as in :class:`CrossValidation`.
@@ -174,7 +176,8 @@ def sweep(
       TrainingError: no row of a fold has a gradient to learn from at some point.
       TrainingInterrupted: ctrl-C; its ``result`` holds the rounds so far, none of
         the points that had not begun.
-      RuntimeError: a metric failed.
+      RuntimeError: a metric failed, or no round of any point is the best because
+        ``by`` is NaN or infinite in each.
 
     Example:
       >>> import numpy as np, jboost as jb

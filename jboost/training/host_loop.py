@@ -25,10 +25,12 @@ from jboost.entry.collectives import (
 )
 from jboost.entry.implementation import use_implementation
 from jboost.entry.results import fetch, is_out_of_memory
+from jboost.entry.warning import warn_user
 from jboost.model.ensemble import Ensemble
 from jboost.tables.frames import SourceError
 from jboost.training.checkpoints import Checkpoint, write_checkpoint
 from jboost.training.chunks import Chunk, Job, Position, Runner
+from jboost.training.comparing import Compared, describe_gaps
 from jboost.training.history import (
     History,
     TrainingError,
@@ -81,6 +83,7 @@ def run_rounds(run: FitRun) -> tuple[Ensemble, History]:
     """
     try:
         kept = _count_rounds(run)
+        _tell_gaps(run, kept)
         return run.record.model(kept), run.record.history(run.record.num_rounds, kept)
     except KeyboardInterrupt as interrupt:
         number = run.record.num_rounds
@@ -112,6 +115,32 @@ def _count_rounds(run):
         raise TrainingError(message, run.record, number) from error
     number = run.record.num_rounds
     return run.record.best_round(number) + 1 if run.patience else number
+
+
+def _tell_gaps(run, kept):
+    """Warns of rounds that could not be compared.
+
+    Raises:
+      TrainingError: early stopping found none that it could keep.
+    """
+    record = run.record
+    number = record.num_rounds
+    if not record.set_names or number == 0:
+        return
+    name = record.set_names[0]
+    rows = run.job.real.get(name, (None, None))
+    compared = Compared(f"set {name!r}", record.compared(number), *rows)
+    gaps = describe_gaps(record.by, [compared])
+    if gaps is None:
+        return
+    if kept == 0:
+        raise TrainingError(
+            f"early stopping found no best round: {gaps}; pass another by, or rows on "
+            f"which it is finite; {_tell_kept(run)}",
+            record,
+            number - 1,
+        )
+    warn_user(f"{gaps}; history.best_round is none of them")
 
 
 def _make_rounds(run: FitRun) -> None:

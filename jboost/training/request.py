@@ -27,9 +27,10 @@ from jboost.model.ensemble import Ensemble
 from jboost.objective.group_tracing import read_inputs
 from jboost.tables.frames import RowSource
 from jboost.tables.groups import RowGroups
+from jboost.training.comparing import Criterion
 from jboost.training.continuing import check_start, match_columns
 from jboost.training.rows import name_sets
-from jboost.training.scoring import Criterion, bind_metrics, check_metrics, read_by
+from jboost.training.scoring import bind_metrics, check_metrics, read_by
 from jboost.training.spreading import check_devices, spans_processes
 
 

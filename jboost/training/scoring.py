@@ -2,16 +2,13 @@
 """Metrics, and the criterion by which rounds are compared.
 
 In: names and functions. Out: {name: f(scores, targets, weights)}, each bound to the
-inverse link that it needs; a Criterion, which ranks rounds.
+inverse link that it needs; a Criterion, which compares rounds.
 """
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
-from typing import Any, NamedTuple
-
-import numpy as np
-from jaxtyping import Float
+from typing import Any
 
 from jboost import losses, metrics
 from jboost.entry.arguments import (
@@ -22,6 +19,7 @@ from jboost.entry.arguments import (
     takes_mask,
 )
 from jboost.entry.warning import warn_user
+from jboost.training.comparing import Criterion
 from jboost.training.metric_calls import GroupMetric, HostMetric
 
 Metrics = str | Sequence[str | Callable[..., Any]] | Mapping[str, Any] | None
@@ -35,32 +33,6 @@ _NAMES = (*metrics.METRICS, *metrics.GROUP_METRICS)
 # Losses whose scores determine probabilities, and those that determine the class.
 _CHANCES = (losses.logistic, losses.focal, losses.exponential)
 _MARGINS = (losses.hinge, losses.hinge_squared)
-
-
-class Criterion(NamedTuple):
-    """The criterion by which rounds are compared.
-
-    Attributes:
-      name: "loss", or the name of a metric.
-      direction: "min" or "max": which values are better.
-    """
-
-    name: str = "loss"
-    direction: str = "min"
-
-    @property
-    def metric(self) -> str | None:
-        """The metric's name; None for the loss."""
-        return None if self.name == "loss" else self.name
-
-    def rank(self, values: Any) -> Float[np.ndarray, "..."]:
-        """Maps values to numbers of which the least is best; not finite is worst."""
-        values = np.asarray(values, np.float64)
-        signed = -values if self.direction == "max" else values
-        return np.where(np.isfinite(values), signed, np.inf)
-
-
-BY_LOSS = Criterion()
 
 
 def check_metrics(given: Any) -> dict[str, Callable[..., Any]]:
