@@ -20,6 +20,7 @@ from jaxtyping import Array, ArrayLike, Bool, Float, Int32
 from jboost.boosting.rates import learning_rates
 from jboost.boosting.settings import Settings
 from jboost.entry.collectives import total
+from jboost.entry.representation import show
 from jboost.entry.stages import elementwise
 from jboost.objective.curvature import Chosen, Curvature
 from jboost.objective.evaluation import Kinks
@@ -104,7 +105,8 @@ def decide_by_loss(
     elif policy in _NOT_BY.get(leaf_solver, ()):
         raise ValueError(
             "leaf_solver must be 'auto', or one that weighs rows likewise, where "
-            f"curvature={curvature!r} weighs them score by score, got {leaf_solver!r}"
+            f"curvature={show(curvature)} weighs them score by score, got "
+            f"{show(leaf_solver)}"
         )
     elif leaf_solver == "auto" and loss.straight:
         leaf_solver = "exact"  # a Newton step needs a second derivative; here it is 0
@@ -164,7 +166,7 @@ def _decide_for_groups(curvature, leaf_solver, l2, min_child_samples, regulariza
         if value not in words:
             raise ValueError(
                 f"{name} must be one of {words} for a loss of groups, whose rows have "
-                f"no loss of their own, got {value!r}"
+                f"no loss of their own, got {show(value)}"
             )
     if isinstance(min_child_samples, str):
         min_child_samples = 1 if regularization == "absolute" else 0

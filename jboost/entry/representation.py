@@ -6,7 +6,6 @@ lines of text; a ``repr`` shows the dtype and shape of arrays instead of their c
 a message one line of what the caller passed.
 """
 
-import itertools
 import reprlib
 from dataclasses import fields, is_dataclass
 from typing import Any
@@ -98,20 +97,8 @@ class _Shortened(reprlib.Repr):
         short = x.bit_length() < 4 * _WIDTH
         return repr(x) if short else f"an integer of {x.bit_length()} bits"
 
-    def repr_dict(self, x: Any, level: int) -> str:
-        """Formats a dict in its own order."""
-        if level <= 0:
-            return "{...}"
-        pairs = itertools.islice(x.items(), self.maxdict)
-        shown = [
-            f"{self.repr1(key, level - 1)}: {self.repr1(each, level - 1)}"
-            for key, each in pairs
-        ]
-        more = ["..."] if len(x) > self.maxdict else []
-        return f"{{{', '.join([*shown, *more])}}}"
 
-
-def shorten(value: Any) -> str:
+def show(value: Any) -> str:
     """Formats an argument for a message: its ``repr``, on one line and short.
 
     Long texts and containers are cut; of arrays and tables it shows type, dtype, shape

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike, Float
 
+from jboost.entry.representation import show
 from jboost.losses.rows import absolute_error, huber
 from jboost.numerics.derivatives import differentiable
 from jboost.numerics.floats import middle_float
@@ -69,9 +70,11 @@ def adaptive(
     """
     for name, function in (("loss", loss), ("estimate", estimate)):
         if not callable(function):
-            raise TypeError(f"{name} must be callable, got {function!r}")
+            raise TypeError(f"{name} must be callable, got {show(function)}")
     if report not in get_args(Report):
-        raise ValueError(f"report must be one of {get_args(Report)}, got {report!r}")
+        raise ValueError(
+            f"report must be one of {get_args(Report)}, got {show(report)}"
+        )
     return Adaptive(loss, estimate, report)
 
 
@@ -86,7 +89,7 @@ def make_adaptive_huber(*, alpha: float = 0.9) -> Adaptive:
     :func:`adaptive`), because losses at different deltas are not comparable.
     """
     if not 0 < alpha < 1:
-        raise ValueError(f"alpha must lie in (0, 1), got {alpha!r}")
+        raise ValueError(f"alpha must lie in (0, 1), got {show(alpha)}")
 
     def estimate(scores, targets, weights):
         sizes = absolute_error(scores, targets)

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jax import lax, nn
 
 from jboost.entry.checks import check_integer
+from jboost.entry.representation import show
 from jboost.losses.groups import clear, weigh_rows
 from jboost.losses.pairs import find_lead, logistic_pairs, sum_once
 from jboost.losses.ranking import discount, find_gains, find_ideal
@@ -66,7 +67,7 @@ def lambda_rank(
     """
     if normalize not in get_args(Normalize):
         wanted = get_args(Normalize)
-        raise ValueError(f"normalize must be one of {wanted}, got {normalize!r}")
+        raise ValueError(f"normalize must be one of {wanted}, got {show(normalize)}")
     if at is not None:
         check_integer("at", at, least=1)
     size = len(scores)

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int32
 
+from jboost.entry.representation import show
 from jboost.losses.group_targets import check_names
 from jboost.numerics.cumulative import cumulate, cumulate_levels
 
@@ -51,7 +52,7 @@ def find_risk_sets(targets, weights, ties: Ties) -> RiskSets:
       ties: "efron" or "breslow".
     """
     if ties not in get_args(Ties):
-        raise ValueError(f"ties must be one of {get_args(Ties)}, got {ties!r}")
+        raise ValueError(f"ties must be one of {get_args(Ties)}, got {show(ties)}")
     check_names(targets)
     real = weights > 0
     time = jnp.where(real, jnp.asarray(targets["time"], weights.dtype), jnp.inf)

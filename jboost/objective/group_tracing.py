@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jboost.entry.arguments import bound_keywords, hint_loss, takes_mask
+from jboost.entry.representation import show
 from jboost.losses import GROUP_LOSSES, Adaptive
 from jboost.objective.jaxprs import (
     Program,
@@ -254,7 +255,7 @@ def check_result(function, call, arguments, width):
         hint = hint_loss(function, [*GROUP_LOSSES], "jb.losses.{}") if text else ""
         raise TypeError(
             f"loss must be callable as {SIGNATURE} where groups are given, got "
-            f"{function!r}{hint}"
+            f"{show(function)}{hint}"
         )
     try:
         result = jax.eval_shape(call, *arguments)

@@ -24,6 +24,7 @@ from jboost.entry.arguments import (
     positional_names,
     takes_mask,
 )
+from jboost.entry.representation import show
 from jboost.entry.warning import warn_user
 from jboost.losses import (
     GROUP_LOSSES,
@@ -269,7 +270,7 @@ def _check_loss(loss, arguments, num_scores):
         text = isinstance(loss, str)
         hint = hint_loss(loss, [*LOSSES, *GROUP_LOSSES], "jb.losses.{}") if text else ""
         raise TypeError(
-            f"loss must be callable as loss(score, target), got {loss!r}{hint}"
+            f"loss must be callable as loss(score, target), got {show(loss)}{hint}"
         )
     name = name_of(loss)
     if takes_mask(loss):

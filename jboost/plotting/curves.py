@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from jboost.entry.representation import show
 from jboost.plotting.canvas import (
     colors,
     ink,
@@ -131,7 +132,7 @@ def _check(history, metric):
     if metric is not None and metric not in names:
         raise ValueError(
             f"metric must be one of {tuple(sorted(names))} or None for the loss, got "
-            f"{metric!r}"
+            f"{show(metric)}"
         )
 
 

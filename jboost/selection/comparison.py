@@ -17,6 +17,7 @@ from jboost.boosting.rates import learning_rates
 from jboost.boosting.settings import RoundSettings, Settings, declared
 from jboost.boosting.sharding import check_mesh
 from jboost.entry import feature_checks
+from jboost.entry.representation import show
 from jboost.entry.warning import warn_user
 from jboost.kernels.settling import settle_implementation
 from jboost.objective.group_tracing import read_inputs
@@ -99,7 +100,7 @@ def compare(
     if study.by.name == "loss" and not all(same_loss(made[0], each) for each in made):
         raise ValueError(
             "by must name a metric if points differ in their loss, because values of "
-            f"different losses cannot be compared, got {request.by!r}"
+            f"different losses cannot be compared, got {show(request.by)}"
         )
     with settle_implementation(study.rows.data.weights):
         count, progress = settings.num_rounds, request.progress
@@ -245,7 +246,7 @@ def _weigh_groups(rows, folds, losses, weighted):
     if rows.data.groups.kind != "ids" and not masked:
         raise ValueError(
             "groups must be an id for each row where the loss does not take where, "
-            f"because held-out rows leave other groups, got {rows.data.groups!r}"
+            f"because held-out rows leave other groups, got {show(rows.data.groups)}"
         )
     takes = [read_inputs(loss).weights for loss in losses]
     check_whole_groups(folds, rows.data.groups, all(takes))

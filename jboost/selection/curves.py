@@ -18,6 +18,7 @@ from tqdm import tqdm
 from jboost.boosting.method import Method
 from jboost.boosting.state import Problem
 from jboost.codes.bins import Bins
+from jboost.entry.representation import show
 from jboost.entry.results import fetch
 from jboost.selection.folds import Folds
 from jboost.selection.runs import (
@@ -233,7 +234,8 @@ def _measure(study, curve, scores):
                 values[name].append(evaluate_metric(function, operands, groups))
             except Exception as error:
                 raise RuntimeError(
-                    f"metrics[{name!r}] failed in round {number} on the held-out rows "
+                    f"metrics[{show(name)}] failed in round {number} on the held-out "
+                    "rows "
                     f"of fold {fold}: {error!r}; it is called as "
                     f"{describe_call(function)}"
                 ) from error

@@ -22,7 +22,7 @@ from jboost.boosting.settings import FitSettings, read_settings, takes_settings
 from jboost.entry import checks
 from jboost.entry.arguments import explain_arguments, hint_argument
 from jboost.entry.decorators import on_host
-from jboost.entry.representation import MOST_LINES, cut
+from jboost.entry.representation import MOST_LINES, cut, show
 from jboost.kernels.library import takes_implementation
 from jboost.selection.comparison import SWEPT, Comparison, average, compare, finish
 from jboost.training.comparing import BY_LOSS, Criterion
@@ -236,13 +236,14 @@ def _list_points(points: Any, grid: bool, loss: Any) -> list[dict[str, Any]]:
         for number, point in enumerate(points):
             if not isinstance(point, Mapping):
                 raise TypeError(
-                    f"points[{number}] must be a point {{name: value}}, got {point!r}"
+                    f"points[{number}] must be a point {{name: value}}, got "
+                    f"{show(point)}"
                 )
         listed = [dict(point) for point in points]
     else:
         raise TypeError(
             "points must be {name: values} or a sequence of points {name: value}, "
-            f"got {points!r}"
+            f"got {show(points)}"
         )
     if not listed:
         raise ValueError("points must hold at least one point, got none")
@@ -258,7 +259,7 @@ def _combine(points, grid):
         array = isinstance(values, np.ndarray | jax.Array) and values.ndim >= 1
         if not array and not isinstance(values, list | tuple | range):
             raise TypeError(
-                f"points[{name!r}] must be a list of values, got {values!r}"
+                f"points[{show(name)}] must be a list of values, got {show(values)}"
             )
         columns.append(np.asarray(values).tolist() if array else list(values))
     if not grid and len({*map(len, columns)}) > 1:
@@ -288,7 +289,7 @@ def _check_name(name, loss):
     if name not in _keywords(loss):
         raise ValueError(
             f"points must name arguments ({', '.join(SWEPT)}) or keywords of the "
-            f"loss ({', '.join(_keywords(loss)) or 'it has none'}), got {name!r}"
+            f"loss ({', '.join(_keywords(loss)) or 'it has none'}), got {show(name)}"
             f"{hint_argument(name, [*SWEPT])}"
         )
 

@@ -26,6 +26,7 @@ from jboost.boosting.settings import (
 from jboost.entry.arguments import explain_arguments, hint_argument, hint_loss
 from jboost.entry.arrays import fill_mask
 from jboost.entry.checks import check_integer, check_link, check_number
+from jboost.entry.representation import show
 from jboost.explanation.importance import feature_importance
 from jboost.model.ensemble import Ensemble
 from jboost.model.predicting import leaf_indices, predict, staged_predict
@@ -115,7 +116,7 @@ class Boosting(BaseEstimator):
             if name.partition("__")[0] not in self._get_param_names():
                 hint = hint_argument(name, self._get_param_names())
                 raise ValueError(
-                    f"{type(self).__name__} has no hyperparameter {name!r}{hint}"
+                    f"{type(self).__name__} has no hyperparameter {show(name)}{hint}"
                 )
         return super().set_params(**params)
 
@@ -245,7 +246,7 @@ class Boosting(BaseEstimator):
         if not isinstance(part, tuple) or not 2 <= len(part) <= 5:
             raise ValueError(
                 f"eval_set must be {_CONTAINERS}, a list of such or a dict of such by "
-                f"name, got {part!r}"
+                f"name, got {show(part)}"
             )
         X, y, *rest = part
         return (X, self._read_targets(y), *rest)
@@ -289,7 +290,7 @@ class Boosting(BaseEstimator):
             if self.inverse_link != "auto":
                 raise ValueError(
                     "inverse_link must be 'auto', None or a function of a score, got "
-                    f"{self.inverse_link!r}"
+                    f"{show(self.inverse_link)}"
                 )
             return losses.inverse_link(getattr(self, "_loss", None))
         return self.inverse_link
@@ -338,7 +339,7 @@ def find_loss(loss: Any, known: Mapping[str, Any] = losses.LOSSES) -> Any:
             hint_loss(loss, known, repr("{}")),
         )
         raise ValueError(
-            f"loss must be 'auto', the name of a loss, or a function, got {loss!r}"
+            f"loss must be 'auto', the name of a loss, or a function, got {show(loss)}"
             f"{hint}"
         )
     return known[loss]

@@ -137,5 +137,5 @@ def check_values(
 
 def _describe(index, feature_names):
     """A column in messages: its index, and its name if it has one."""
-    name = "" if feature_names is None else f" ({feature_names[index]!r})"
+    name = "" if feature_names is None else f" ({show(feature_names[index])})"
     return f"column {index}{name}"

@@ -15,6 +15,7 @@ import jax
 import numpy as np
 
 from jboost.entry.arrays import as_array, fill_mask, refuse_mask
+from jboost.entry.representation import show
 from jboost.tables.columns import Column, Values, read_cells, read_numbers
 from jboost.tables.sparse import check_shape, is_sparse, read_columns
 
@@ -156,7 +157,7 @@ def read_frame(
         known = (*(schema.categories or ()), *known)[: len(table)]
     cells, categories, doubts = [], [], []
     for (label, column), values in zip(table.items(), known, strict=True):
-        column = Column(f"column {label!r} of {name}", column)
+        column = Column(f"column {show(label)} of {name}", column)
         held, values, doubt = read_cells(column, values, new=schema is None)
         if values is not None and not categorical:
             raise TypeError(
@@ -207,7 +208,7 @@ def read_values(values: Any, name: str) -> Any:
     table = find_columns(values, name)
     if table is not None:
         columns = [
-            read_numbers(Column(f"column {label!r} of {name}", column))
+            read_numbers(Column(f"column {show(label)} of {name}", column))
             for label, column in table.items()
         ]
         return columns[0] if len(columns) == 1 else np.stack(columns, axis=1)
@@ -317,7 +318,7 @@ def _check_names(names, expected, name):
         pairs = zip(names, expected, strict=True)
         got, wanted = next(pair for pair in pairs if pair[0] != pair[1])
         message += (
-            f", expected {wanted!r}, got {got!r}; pass "
+            f", expected {show(wanted)}, got {show(got)}; pass "
             f"{name}[list(model.feature_names)]"
         )
     raise ValueError(message)

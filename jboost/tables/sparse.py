@@ -13,6 +13,8 @@ import jax
 import numpy as np
 from jax.core import Tracer
 
+from jboost.entry.representation import show
+
 Absent = Literal["missing", "zero"]
 ABSENT = ("missing", "zero")
 
@@ -198,7 +200,7 @@ def _sort_jax(x, name, by_column):
     if not isinstance(x, kinds.BCOO | kinds.BCSR) or x.n_batch or x.n_dense:
         raise TypeError(
             f"{name} must be a scipy.sparse matrix, or a BCOO or BCSR matrix without "
-            f"batch or dense dimensions, got {x!r}"
+            f"batch or dense dimensions, got {show(x)}"
         )
     if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(x)):
         raise TypeError(

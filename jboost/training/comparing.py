@@ -13,7 +13,7 @@ import jax
 import numpy as np
 from jaxtyping import Float
 
-from jboost.entry.representation import shorten
+from jboost.entry.representation import show
 
 
 class Criterion(NamedTuple):
@@ -84,7 +84,7 @@ def describe_gaps(by: Criterion, compared: Sequence[Compared]) -> str | None:
         rounds = f"in {len(bad)} of {len(values)} rounds, the first of them {bad[0]},"
     others = f" (and of {len(found) - 1} more)" if len(found) > 1 else ""
     return (
-        f"by={shorten(by.name)} is {values[bad[0]]} {rounds} on {first.place}{others}"
+        f"by={show(by.name)} is {values[bad[0]]} {rounds} on {first.place}{others}"
         f"{_describe_targets(first)}"
     )
 
@@ -105,4 +105,3 @@ def _describe_targets(compared):
                 f"{values.flat[0]}"
             )
     return ""
-

@@ -24,6 +24,7 @@ from jboost.entry.collectives import (
     process_number,
 )
 from jboost.entry.implementation import use_implementation
+from jboost.entry.representation import show
 from jboost.entry.results import fetch, is_out_of_memory
 from jboost.entry.warning import warn_user
 from jboost.model.ensemble import Ensemble
@@ -129,7 +130,7 @@ def _tell_gaps(run, kept):
         return
     name = record.set_names[0]
     rows = run.job.real.get(name, (None, None))
-    compared = Compared(f"set {name!r}", record.compared(number), *rows)
+    compared = Compared(f"set {show(name)}", record.compared(number), *rows)
     gaps = describe_gaps(record.by, [compared])
     if gaps is None:
         return
@@ -332,7 +333,8 @@ def _measure(job, chunk, entry, record):
             except Exception as error:
                 number = record.num_rounds
                 raise TrainingError(
-                    f"metrics[{metric!r}] failed in round {number} on set {name!r}: "
+                    f"metrics[{show(metric)}] failed in round {number} on set "
+                    f"{show(name)}: "
                     f"{error!r}; it is called as {describe_call(function)}",
                     record,
                     number,

@@ -13,6 +13,7 @@ import numpy as np
 from jboost.boosting.sharding import rows_of
 from jboost.boosting.state import BoostState, Problem
 from jboost.entry.collectives import agree
+from jboost.entry.representation import show
 from jboost.entry.results import fetch
 from jboost.entry.stages import run_in_stages
 from jboost.objective.evaluation import Objective, loss_values
@@ -91,7 +92,7 @@ def refuse_rows(
 def _name_targets(place):
     if place == "the data":
         return "y"
-    return "validation y" if place == UNNAMED else f"validation[{place!r}] y"
+    return "validation y" if place == UNNAMED else f"validation[{show(place)}] y"
 
 
 def _check_group_values(place, rows, pair):
