@@ -105,6 +105,9 @@ def compare(
     with settle_implementation(study.rows.data.weights):
         count, progress = settings.num_rounds, request.progress
         curves, interrupted = run_points(study, made, count, progress)
+    idle = [curve.idle for curve in curves if curve.idle is not None]
+    if idle:
+        warn_user(idle[0])
     if count > 0 and not interrupted:
         _tell_gaps(study, made, curves)
     return study, curves, interrupted

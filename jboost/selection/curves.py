@@ -94,6 +94,7 @@ class Curve:
       parameters: parameters of an adaptive loss, at the start and after each round;
         () for other losses.
       over: whether the point has stopped.
+      idle: a warning about a fold whose trees have no split.
     """
 
     method: Method
@@ -107,6 +108,7 @@ class Curve:
     scores: np.ndarray | None = None
     parameters: list[Any] = field(default_factory=list)
     over: bool = False
+    idle: str | None = None
 
     @property
     def num_rounds(self) -> int:

@@ -38,11 +38,11 @@ from jboost.training.history import (
     TrainingInterrupted,
     explain_divergence,
 )
+from jboost.training.idleness import describe_idleness, describe_limits, has_split
 from jboost.training.metric_calls import evaluate_metric
 from jboost.training.pacing import advance, pace_rounds, skip_to
 from jboost.training.record import Record
 from jboost.training.scoring import describe_call
-from jboost.training.starting import describe_idleness
 
 _SEEN = ("trees", "losses", "improvement", "parameters")
 
@@ -147,7 +147,7 @@ def _tell_gaps(run, kept):
 def _make_rounds(run: FitRun) -> None:
     """Makes rounds, and records them."""
     record, position, num_rounds = run.record, run.position, len(run.job.rates)
-    stopped, over = False, _is_over(record, run.patience)
+    stopped, over, split = False, _is_over(record, run.patience), record.restored > 0
     calls = pace_rounds(
         num_rounds,
         first=record.num_rounds,
@@ -159,6 +159,8 @@ def _make_rounds(run: FitRun) -> None:
     for first, count in () if over else calls:
         chunk = _make_chunk(run, position, first, count)
         position = Position(chunk.state, chunk.set_scores)
+        made = jax.tree.map(lambda array: array[:count], chunk.trees)  # noqa: B023
+        split, sums = split or bool(has_split(made)), made.sums
         for entry in range(count):
             values = _record_round(run, chunk, entry)
             advance(run.bar, 1, values)
@@ -179,6 +181,17 @@ def _make_rounds(run: FitRun) -> None:
                 record,
                 number,
             )
+    if record.num_rounds > 0 and not split:
+        _tell_limits(run, position.state, sums)
+
+
+def _tell_limits(run, state, sums):
+    """Warns of a run whose trees have no split."""
+    job, record = run.job, run.record
+    last = jax.tree.map(lambda array: np.asarray(array[-1]), sums)
+    reason = describe_limits(job.problem, job.rows, state, record.bins, last)
+    if reason is not None:
+        warn_user(f"no tree of {record.num_rounds} rounds has a split: {reason}")
 
 
 def _tell_kept(run):
