@@ -117,7 +117,7 @@ def describe_limits(
     constraints = "interactions and " if limits.groups is not None else ""
     if limits.values is not None:
         others["l1"] = limits.values.l1
-        constraints += "monotone and " if np.any(limits.values.signs) else ""
+        constraints += "monotone and " if np.any(limits.values.monotone) else ""
     named = ", ".join(f"{k}={float(v):g}" for k, v in others.items() if float(v) > 0)
     named = constraints + named if named else constraints.removesuffix(" and ")
     if not reasons and named:
