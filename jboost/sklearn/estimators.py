@@ -25,6 +25,7 @@ from jboost.boosting.settings import (
 )
 from jboost.entry.arguments import explain_arguments, hint_argument, hint_loss
 from jboost.entry.arrays import fill_mask
+from jboost.entry.attributes import make_attribute_error
 from jboost.entry.checks import check_integer, check_link, check_number
 from jboost.entry.representation import show
 from jboost.explanation.importance import feature_importance
@@ -119,6 +120,13 @@ class Boosting(BaseEstimator):
                     f"{type(self).__name__} has no hyperparameter {show(name)}{hint}"
                 )
         return super().set_params(**params)
+
+    def __getattr__(self, name: str) -> Any:
+        """Names what other libraries call otherwise."""
+        if isinstance(getattr(type(self), name, None), property):
+            check_is_fitted(self)  # the property lacks what fit sets
+        kind = type(self).__name__
+        raise make_attribute_error(f"{kind}, whose model is model_,", name)
 
     def get_booster(self) -> Ensemble:
         """Returns the trained model, which the functions of :mod:`jboost` take."""

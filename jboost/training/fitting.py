@@ -44,7 +44,7 @@ from jboost.training.fingerprints import (
     describe_run,
     take_fingerprint,
 )
-from jboost.training.history import History
+from jboost.training.history import Trained
 from jboost.training.host_loop import FitRun, run_rounds
 from jboost.training.locks import lock_checkpoint
 from jboost.training.pacing import open_bar
@@ -112,7 +112,7 @@ def fit(
     model: Ensemble | None = None,
     checkpoint: str | PathLike[str] | None = None,
     checkpoint_rounds: int = 50,
-) -> tuple[Ensemble, History]:
+) -> Trained:
     """Trains a model for any differentiable loss.
 
     F_0 = init_score + offset;  F_m = F_{m-1} + learning_rate * tree_m, where each
@@ -308,7 +308,7 @@ def fit(
       checkpoint_rounds: after how many rounds the file is written anew.
 
     Returns:
-      The model and its history.
+      The model and its history, ``model, history = jb.fit(x, y)``.
 
     Raises:
       TypeError, ValueError: for bad arguments, before training; the checkpoint is of
@@ -334,7 +334,7 @@ def fit(
         return _train(request)
 
 
-def _train(request: FitRequest) -> tuple[Ensemble, History]:
+def _train(request: FitRequest) -> Trained:
     """Prepares the rows, and makes the rounds."""
     refuse_large_run(request)
     if num_processes() > 1:

@@ -6,10 +6,11 @@ In: losses and metrics by round. Out: a History.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from jboost.entry.attributes import make_attribute_error
 from jboost.entry.packages import import_pandas
 from jboost.entry.representation import MOST_LINES, cut
 from jboost.model.ensemble import Ensemble
@@ -116,6 +117,24 @@ class History:
         if self.oob_improvement is not None:
             curves["oob_improvement"] = self.oob_improvement
         return curves
+
+
+class Trained(NamedTuple):
+    """The result of ``fit``: ``model, history = jb.fit(x, y)``.
+
+    Attributes:
+      model: the trees.
+      history: the curves of training.
+    """
+
+    model: Ensemble
+    history: History
+
+    def __getattr__(self, name: str) -> Any:
+        """Says that there are two things in it."""
+        raise make_attribute_error(
+            "what jb.fit returns, (model, history),", name, "; use one of these two"
+        )
 
 
 class TrainingError(RuntimeError):

@@ -27,13 +27,12 @@ from jboost.entry.implementation import use_implementation
 from jboost.entry.representation import show
 from jboost.entry.results import fetch, is_out_of_memory
 from jboost.entry.warning import warn_user
-from jboost.model.ensemble import Ensemble
 from jboost.tables.frames import SourceError
 from jboost.training.checkpoints import Checkpoint, write_checkpoint
 from jboost.training.chunks import Chunk, Job, Position, Runner
 from jboost.training.comparing import Compared, describe_gaps
 from jboost.training.history import (
-    History,
+    Trained,
     TrainingError,
     TrainingInterrupted,
     explain_divergence,
@@ -75,7 +74,7 @@ class FitRun(NamedTuple):
     bar: tqdm
 
 
-def run_rounds(run: FitRun) -> tuple[Ensemble, History]:
+def run_rounds(run: FitRun) -> Trained:
     """Makes rounds until all are made or the run stops.
 
     Raises:
@@ -85,7 +84,9 @@ def run_rounds(run: FitRun) -> tuple[Ensemble, History]:
     try:
         kept = _count_rounds(run)
         _tell_gaps(run, kept)
-        return run.record.model(kept), run.record.history(run.record.num_rounds, kept)
+        return Trained(
+            run.record.model(kept), run.record.history(run.record.num_rounds, kept)
+        )
     except KeyboardInterrupt as interrupt:
         number = run.record.num_rounds
         raise TrainingInterrupted(

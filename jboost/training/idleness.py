@@ -104,6 +104,8 @@ def describe_limits(
             f"children, and there are {size}"
         )
     least, total = float(limits.min_child_weight), _find_curvature(problem, sums)
+    if total == 0:
+        return None  # which has been said before training
     if total is None and method.regularization == "relative":
         total = size  # an average row has 1
     if total is not None and 2 * least > total:
@@ -137,9 +139,11 @@ def _find_curvature(problem, sums):
     total, unit = sums.curvature, np.float32(1)
     if method.curvature == "unit":
         total = sums.weight
-    elif method.curvature != method.leaf_curvature or limits.l2 == 0:
+    elif method.curvature != method.leaf_curvature:
         return None
     elif method.regularization == "relative":
+        if limits.l2 == 0:
+            return None
         unit = np.asarray(sums.l2)[..., None] / limits.l2  # in which l2 counts, too
     return float(np.max(np.asarray(total) / unit))
 
