@@ -129,6 +129,8 @@ def inspect_loss(
 
     def repeat(leaf):
         array = np.asarray(leaf)
+        if array.dtype.kind not in "biuf":
+            raise TypeError(f"target must hold numbers, got {show(leaf)}")
         narrow = {"f": np.float32, "i": np.int32, "u": np.int32}.get(array.dtype.kind)
         return np.repeat(array.astype(narrow or array.dtype)[None], size, axis=0)
 

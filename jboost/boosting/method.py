@@ -318,7 +318,7 @@ def initial_scores(settings: Settings) -> Array | MedianStart | None:
     except (TypeError, ValueError, OverflowError) as error:
         raise TypeError(
             f"init_score must be 'auto', 'median', a number or {num_scores} numbers, "
-            f"got {show(init_score)}: {error}"
+            f"got {show(init_score)}: {str(error)[:80]}"
         ) from None
     if array.shape not in ((), (num_scores,)):
         raise ValueError(

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float
 
+from jboost.entry.representation import show
 from jboost.entry.stages import branch, elementwise, is_any
 from jboost.objective.evaluation import Objective, gradients, loss_values
 
@@ -37,7 +38,7 @@ def describe_gap(name: str, target: Any, row: int) -> str:
       target: the one of the row, a pytree of numbers.
     """
     return (
-        f"{name} must be finite in every row of positive weight, got {target} in row "
+        f"{name} must be finite in every row of positive weight, got {show(target)} in row "
         f"{row}; a custom loss may take infinities and NaN if it returns finite "
         "numbers for them"
     )
@@ -52,7 +53,7 @@ def describe_lost_slope(target: Any, row: int, place: str) -> str:
     """
     return (
         f"loss must have a gradient wherever it is finite, got NaN in row {row} for "
-        f"target {target} at {place}; a branch of jnp.where that is not taken "
+        f"target {show(target)} at {place}; a branch of jnp.where that is not taken "
         "must be finite, too: replace what it cannot take before, as in "
         "jnp.where(known, f(score, jnp.where(known, target, 0.0)), 0.0)"
     )

@@ -196,6 +196,11 @@ def _hessian(function, num_scores):
     return second_derivative
 
 
+def _describe_tree(tree):
+    found = jax.tree.map(_describe, tree)
+    return found if isinstance(found, str) else show(found)
+
+
 def _trace_curvature(curvature, arguments, constants, num_scores):
     """Traces the user's curvature of a row as a function that returns K numbers."""
     name = name_of(curvature)
@@ -206,7 +211,7 @@ def _trace_curvature(curvature, arguments, constants, num_scores):
     try:
         shape = jax.eval_shape(evaluate, *arguments).shape
     except Exception as error:
-        shapes = ", ".join(str(jax.tree.map(_describe, a)) for a in arguments)
+        shapes = ", ".join(map(_describe_tree, arguments))
         raise TypeError(
             f"curvature {name} failed on one row with (score, target) of types "
             f"({shapes}); it must accept (score, target) of one row and be written in "
@@ -292,7 +297,7 @@ def _check_loss(loss, arguments, num_scores):
     try:
         result = jax.eval_shape(loss, *arguments)
     except Exception as error:
-        shapes = ", ".join(str(jax.tree.map(_describe, a)) for a in arguments)
+        shapes = ", ".join(map(_describe_tree, arguments))
         raise TypeError(
             f"loss {name} failed on one row with (score, target) of types ({shapes}); "
             "it must accept (score, target) of one row and be written in jax.numpy"

@@ -322,7 +322,7 @@ def _check_losses(part, name, values):
         target = jax.tree.map(lambda t: np.asarray(t[row]).tolist(), data.targets)
         raise ValueError(
             f"loss must be finite on {name} at the scores of the model, got "
-            f"{values[row]} in row {row} for target {target}"
+            f"{values[row]} in row {row} for target {show(target)}"
         )
 
 

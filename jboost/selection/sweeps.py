@@ -231,6 +231,8 @@ def sweep(
 def _list_points(points: Any, grid: bool, loss: Any) -> list[dict[str, Any]]:
     """Returns one dict per point, and checks the names."""
     if isinstance(points, Mapping):
+        for name in points:  # before there are many combinations
+            _check_name(name, loss)
         listed = _combine(points, grid)
     elif isinstance(points, Sequence) and not isinstance(points, str):
         for number, point in enumerate(points):

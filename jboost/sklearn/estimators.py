@@ -204,7 +204,14 @@ class Boosting(BaseEstimator):
             return check_integer(
                 "random_state", int(self.random_state), least=0, most=2**32 - 1
             )
-        return int(check_random_state(self.random_state).randint(2**31 - 1))
+        try:
+            random = check_random_state(self.random_state)
+        except ValueError:
+            raise ValueError(
+                "random_state must be an integer, a RandomState or None, got "
+                f"{show(self.random_state)}"
+            ) from None
+        return int(random.randint(2**31 - 1))
 
     def _split_rows(self, rows, labels, seed):
         """Splits rows at random into training and validation rows.

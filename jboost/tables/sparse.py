@@ -43,7 +43,7 @@ class SparseMatrix(NamedTuple):
 def check_absent(absent: Any) -> None:
     """Checks that ``absent`` is "missing", "zero" or None."""
     if absent is not None and not (isinstance(absent, str) and absent in ABSENT):
-        raise ValueError(f"absent must be one of {ABSENT} or None, got {absent!r}")
+        raise ValueError(f"absent must be one of {ABSENT} or None, got {show(absent)}")
 
 
 def check_gaps(absent: Absent | None, matrix: SparseMatrix, name: str) -> None:

@@ -57,7 +57,7 @@ def check_start(model: Any, settings: Settings) -> Ensemble:
     if None not in (absent, model.absent) and model.absent != absent:
         raise ValueError(
             f"absent must be {model.absent!r}, as the model was trained, got "
-            f"{absent!r}; to change it, use dataclasses.replace(model, "
+            f"{show(absent)}; to change it, use dataclasses.replace(model, "
             f"absent={absent!r})"
         )
     return replace(model, absent=model.absent or absent)

@@ -18,11 +18,7 @@ from tqdm import tqdm
 from jboost import losses
 from jboost.boosting.settings import Regularization
 from jboost.entry.arguments import explain_arguments
-from jboost.entry.collectives import (
-    gather_numbers,
-    num_processes,
-    use_processes,
-)
+from jboost.entry.collectives import gather_numbers, num_processes, use_processes
 from jboost.entry.decorators import on_host
 from jboost.kernels.grow_cpu import keep_scratch
 from jboost.kernels.library import takes_implementation
@@ -53,11 +49,13 @@ from jboost.training.request import FitRequest, read_request, refuse_large_run
 from jboost.training.scoring import By, Metrics
 from jboost.training.spreading import spans_processes
 from jboost.training.starting import start, start_position, start_record
+from jboost.training.two_classes import hint_at_classes
 from jboost.trees.candidates import Candidates, CandidateWeights
 from jboost.trees.leaves import LeafSolver
 
 
 @explain_arguments
+@hint_at_classes
 @on_host("call jb.boost there")
 @takes_implementation
 def fit(
@@ -313,12 +311,12 @@ def fit(
     Raises:
       TypeError, ValueError: for bad arguments, before training; the checkpoint is of
         another run (the error names what differs), or damaged (a FileError).
-      MemoryError: rows, histograms or the model cannot fit into memory.
+      MemoryError: rows, histograms or the model cannot fit into memory, or it ran out
+        before the first round.
       TrainingError: no row has a gradient to learn from, the loss stopped being
         finite, a metric or callback failed, a checkpoint cannot be written, memory
         ran out in a round, the machine is taken away, or another process of the run
         was lost; carries the model until then.
-      MemoryError: memory ran out before the first round.
       TrainingInterrupted: ctrl-C; a KeyboardInterrupt that carries the model so far.
 
     Example:

@@ -83,7 +83,7 @@ def refuse_rows(
         raise ValueError(describe_gap(_name_targets(place), target, row))
     raise ValueError(
         f"loss must be finite on {place}, got {float(values[row])} in row {row} "
-        f"for target {target} at score {score}; a target may lie "
+        f"for target {show(target)} at score {score}; a target may lie "
         "outside what the loss is defined for, the arguments of the loss may be "
         "swapped (the call is loss(score, target)), or init_score may be needed"
     )
@@ -123,7 +123,7 @@ def refuse_group(
     gaps, reason = np.intersect1d(members, np.flatnonzero(find_gaps(*rows.real))), ""
     if len(gaps):
         target = jax.tree.map(lambda t: t[gaps[0]].tolist(), rows.real[0])
-        reason = f" ({_name_targets(place)} is {target} in row {gaps[0]})"
+        reason = f" ({_name_targets(place)} is {show(target)} in row {gaps[0]})"
     raise ValueError(
         f"loss must be finite on {place}, got {value} for {which}{reason}; a target "
         "may lie outside what the loss is defined for, the arguments may be swapped "

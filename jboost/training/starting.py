@@ -25,6 +25,7 @@ from jboost.boosting.state import (
 from jboost.entry.collectives import agree
 from jboost.entry.efforts import FEW, FULL
 from jboost.entry.programs import Compiled, compiled
+from jboost.entry.representation import show
 from jboost.entry.results import fetch
 from jboost.entry.stages import run_in_stages
 from jboost.objective.evaluation import Objective, gradients, loss_values
@@ -193,7 +194,7 @@ def _check_found(problem, rows, state, slopes, setting):
         target = jax.tree.map(lambda t: t[row].tolist(), targets)
         raise ValueError(
             f"{setting} needs a loss that has a minimum of its own in every row, got "
-            f"none in row {row} for target {target}"
+            f"none in row {row} for target {show(target)}"
         )
 
 
