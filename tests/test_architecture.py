@@ -22,7 +22,7 @@ BOXES = (
     "refitting", "cart", "sketches", "streams", "selection", "explanation",
     "calibration", "interchange", "plotting", "recipes", "sklearn", "parts",
 )  # fmt: skip
-MODEL_LINES = 6180  # 160 ask for memory and devices, 710 bring kernels to GPUs
+MODEL_LINES = 6250  # 160 ask for memory and devices, 710 bring kernels to GPUs
 MODULE_LINES = 400
 FUNCTION_LINES = 60
 POSITIONAL = 8

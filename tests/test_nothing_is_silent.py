@@ -176,7 +176,8 @@ LIMITS = {
     ),
     "l1": (dict(l1=1e9), r"l1=1e\+09"),
     "order statistics": (
-        dict(loss=jb.losses.absolute_error, min_child_weight=101.0), "101 .* 200"
+        dict(loss=jb.losses.absolute_error, min_child_weight=101.0),
+        "min_child_weight=101 .* 200",
     ),
     "logistic": (
         dict(y=LABELS, loss=LOGISTIC, min_child_weight=60.0, regularization="absolute"),
@@ -188,7 +189,9 @@ LIMITS = {
 @pytest.mark.parametrize("case", LIMITS)
 def test_limits_that_allow_no_split_are_told_with_their_numbers(case):
     settings, words = LIMITS[case]
-    with pytest.warns(UserWarning, match=f"no tree of 4 rounds .* {words}") as caught:
+    with pytest.warns(
+        UserWarning, match=f"no tree of 4 rounds has a split: .*{words}"
+    ) as caught:
         model, _ = jb.fit(**dict(x=X, y=Y) | settings, **RUN)
     assert len(caught) == 1 and caught[0].filename == __file__
     assert not np.isfinite(model.threshold).any()

@@ -133,7 +133,7 @@ def check_names(
         )
     if names is not None and found != names:
         raise ValueError(
-            f"feature_names must be None or equal the column names of x, {show(names)}, got "
-            f"{show(given)}; rename the columns instead"
+            f"feature_names must be None or equal the column names of x, "
+            f"{show(names)}, got {show(given)}; rename the columns instead"
         )
     return found

@@ -38,9 +38,9 @@ def describe_gap(name: str, target: Any, row: int) -> str:
       target: the one of the row, a pytree of numbers.
     """
     return (
-        f"{name} must be finite in every row of positive weight, got {show(target)} in row "
-        f"{row}; a custom loss may take infinities and NaN if it returns finite "
-        "numbers for them"
+        f"{name} must be finite in every row of positive weight, got "
+        f"{show(target)} in row {row}; a custom loss may take infinities and NaN if "
+        "it returns finite numbers for them"
     )
 
 

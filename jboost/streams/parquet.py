@@ -111,7 +111,8 @@ def _check_columns(schema, columns, path, types):
     for name in columns:
         if name not in schema.names:
             raise ValueError(
-                f"{show(path)} must have a column {show(name)}, has {show(schema.names)}"
+                f"{show(path)} must have a column {show(name)}, has "
+                f"{show(schema.names)}"
             )
     for name in columns:
         kind = schema.field(name).type
