@@ -11,6 +11,7 @@ import lazy_loader
 
 # Must run before JAX starts its threads and before the process forks.
 from jboost.entry import processes as _processes
+from jboost.entry.attributes import make_attribute_error
 
 _find, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
 _SUBMODULES = (
@@ -28,5 +29,7 @@ def __getattr__(name: str) -> Any:
         if name.startswith("_") or name in _SUBMODULES:
             raise
     homes = [f"jboost.{home}" for home in _SUBMODULES if name in dir(_find(home))]
-    hint = f"; it is {homes[0]}.{name}" if homes else ""
-    raise AttributeError(f"jboost has no attribute {name!r}{hint}", name=name)
+    if not homes:
+        raise make_attribute_error("jboost", name)
+    hint = f"it is {homes[0]}.{name}"
+    raise AttributeError(f"jboost has no attribute {name!r}; {hint}", name=name)

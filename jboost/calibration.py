@@ -18,6 +18,7 @@ from jaxtyping import Float
 from jboost.entry import checks
 from jboost.entry.arguments import explain_arguments
 from jboost.entry.decorators import on_host
+from jboost.entry.representation import show
 from jboost.model.ensemble import Model
 from jboost.model.predicting import predict
 from jboost.tables.frames import read_values
@@ -190,7 +191,8 @@ def _predict(model, x, offset, inverse_link, score):
     expected = 1 if score == "absolute" else 2
     if len(leaves) != expected or len({*shapes}) > 1 or not leaves[0].ndim:
         raise ValueError(
-            f"score={score!r} needs {'one number' if expected == 1 else 'two numbers'} "
+            f"score={show(score)} needs "
+            f"{'one number' if expected == 1 else 'two numbers'} "
             f"predicted for each row, got {len(leaves)} of shapes {shapes}"
         )
     for leaf in leaves:

@@ -11,6 +11,7 @@ min_child_weight has a slack of 1e-5, so it is never a weight that nodes can hav
 """
 
 import json
+from functools import partial
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -206,7 +207,8 @@ def test_a_root_below_min_child_weight_is_that_of_xgboost(problem, share):
     y = y / 4  # far from the start
     total = weight.sum() * (0.25 if problem == "logistic" else 1.0)
     run = x, y, weight, PROBLEMS[problem], (1.0, 1e-6, share * total)
-    found = np.asarray(jb.predict(train_jboost(*run), x))
+    with pytest.warns(UserWarning, match="min_child_weight=.* asks for"):
+        found = np.asarray(jb.predict(train_jboost(*run), x))
     expected = add_roots(y, weight, problem, least=share * total)
     np.testing.assert_allclose(found, expected, rtol=0, atol=TOLERANCE)
     assert (expected == PROBLEMS[problem].init_score) == (share > 1)
@@ -227,6 +229,31 @@ def add_roots(y, weight, problem, least):
         if mass >= least:
             score -= RATE * (weight * (mean - y)).sum() / (mass + 1)
     return score
+
+
+@pytest.mark.parametrize("scale", [0.01, 1.0, 300.0])
+@pytest.mark.parametrize("missing", [False, True])
+def test_order_statistics_split_as_in_xgboost(missing, scale):
+    """Its curvature of a row is its weight, however far apart the targets are."""
+    x, y, weight = make_data(missing)
+    y, weight = y * scale, np.round(weight) + 1
+    begin = np.float32(y.mean())
+    for loss, objective, more in (
+        (jb.losses.absolute_error, "reg:absoluteerror", {}),
+        (partial(jb.losses.quantile, tau=0.3), "reg:quantileerror",
+         dict(quantile_alpha=0.3)),
+    ):  # fmt: skip
+        problem = Problem(loss, objective, begin, begin)
+        run = x, y, weight, problem, (1.0, 1e-6, 1.0)
+        leaf, *_ = train_xgboost(*run, **more)
+        model, history = jb.fit(
+            x, y, loss, sample_weight=weight, num_rounds=1, max_depth=MAX_DEPTH,
+            regularization="absolute", init_score=float(begin), min_child_samples=1,
+        )  # fmt: skip
+        assert history.choices["curvature"] == "unit"
+        own = np.asarray(jb.leaf_indices(model, x))[:, 0]
+        np.testing.assert_array_equal(group_rows(own), group_rows(leaf[:, 0]))
+        assert len(np.unique(own)) > 4
 
 
 @pytest.mark.parametrize("settings", ["plain", "free"])

@@ -20,6 +20,7 @@ from jaxtyping import Array, ArrayLike, Bool, Float, Int32
 from jboost.boosting.rates import learning_rates
 from jboost.boosting.settings import Settings
 from jboost.entry.collectives import total
+from jboost.entry.representation import show
 from jboost.entry.stages import elementwise
 from jboost.objective.curvature import Chosen, Curvature
 from jboost.objective.diagonals import MANY_SCORES
@@ -105,7 +106,8 @@ def decide_by_loss(
     elif policy in _NOT_BY.get(leaf_solver, ()):
         raise ValueError(
             "leaf_solver must be 'auto', or one that weighs rows likewise, where "
-            f"curvature={curvature!r} weighs them score by score, got {leaf_solver!r}"
+            f"curvature={show(curvature)} weighs them score by score, got "
+            f"{show(leaf_solver)}"
         )
     elif leaf_solver == "auto" and loss.straight:
         leaf_solver = "exact"  # a Newton step needs a second derivative; here it is 0
@@ -115,6 +117,10 @@ def decide_by_loss(
         plain = loss.quadratic or loss.num_scores > MANY_SCORES
         leaf_solver = step if plain else "guarded"
     exact = leaf_solver == "exact" and loss.straight
+    if exact and policy == "auto" and regularization == "absolute":
+        # As in XGBoost: min_child_weight and l2 count rows, whose curvature would be
+        # the less the farther targets are apart.
+        policy = "unit"
     order_statistics = exact or leaf_solver == "median_step"
     if isinstance(l2, str):
         l2 = _L2_OF_ORDER_STATISTICS if order_statistics else _L2[regularization]
@@ -163,7 +169,7 @@ def _decide_for_groups(curvature, leaf_solver, l2, min_child_samples, regulariza
         if value not in words:
             raise ValueError(
                 f"{name} must be one of {words} for a loss of groups, whose rows have "
-                f"no loss of their own, got {value!r}"
+                f"no loss of their own, got {show(value)}"
             )
     if isinstance(min_child_samples, str):
         min_child_samples = 1 if regularization == "absolute" else 0

@@ -19,6 +19,7 @@ from jboost.boosting.settings import read_settings
 from jboost.entry.checks import check_integer, check_number
 from jboost.entry.decorators import on_host
 from jboost.entry.programs import compiled
+from jboost.entry.representation import show
 from jboost.losses import Adaptive
 from jboost.objective.coupling import find_coupling
 from jboost.objective.curvature import Curvature, derivatives
@@ -128,6 +129,8 @@ def inspect_loss(
 
     def repeat(leaf):
         array = np.asarray(leaf)
+        if array.dtype.kind not in "biuf":
+            raise TypeError(f"target must hold numbers, got {show(leaf)}")
         narrow = {"f": np.float32, "i": np.int32, "u": np.int32}.get(array.dtype.kind)
         return np.repeat(array.astype(narrow or array.dtype)[None], size, axis=0)
 
@@ -161,10 +164,10 @@ def _check_scores(scores):
     expected = "scores must be at least two ascending finite numbers"
     points = np.asarray(scores)
     if points.ndim != 1 or points.size < 2 or points.dtype.kind not in "fiu":
-        raise ValueError(f"{expected}, got {scores!r}")
+        raise ValueError(f"{expected}, got {show(scores)}")
     points = points.astype(np.float32)
     if not np.isfinite(points).all() or (np.diff(points) < 0).any():
-        raise ValueError(f"{expected}, got {scores!r}")
+        raise ValueError(f"{expected}, got {show(scores)}")
     return points
 
 

@@ -21,6 +21,7 @@ from jboost.boosting.settings import Regularization, Settings
 from jboost.codes.codes import Codes, SparseCodes
 from jboost.entry import feature_checks
 from jboost.entry.arrays import refuse_mask
+from jboost.entry.representation import show
 from jboost.entry.warning import warn_user
 from jboost.kernels.library import may_run
 from jboost.objective.curvature import Chosen
@@ -317,7 +318,7 @@ def initial_scores(settings: Settings) -> Array | MedianStart | None:
         kind = ValueError if isinstance(init_score, str) else TypeError
         raise kind(
             f"init_score must be 'auto', 'median', a number or {num_scores} numbers, "
-            f"got {init_score!r}: {error}"
+            f"got {show(init_score)}: {str(error)[:80]}"
         ) from None
     if array.shape not in ((), (num_scores,)):
         raise ValueError(
@@ -325,6 +326,6 @@ def initial_scores(settings: Settings) -> Array | MedianStart | None:
             f"got shape {array.shape}"
         )
     if not traced and not np.isfinite(array).all():
-        raise ValueError(f"init_score must be finite, got {init_score!r}")
+        raise ValueError(f"init_score must be finite, got {show(init_score)}")
     scores = numpy.broadcast_to(array, (num_scores,))
     return scores if traced else jax.device_put(scores)

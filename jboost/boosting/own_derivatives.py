@@ -17,6 +17,7 @@ from jaxtyping import Array, Float
 from jboost.boosting.settings import Settings
 from jboost.boosting.state import BoostState, Problem
 from jboost.entry.checks import explain_failure
+from jboost.entry.representation import show
 from jboost.objective.jaxprs import Program, trace_program
 from jboost.objective.row_programs import with_scores_first
 
@@ -38,7 +39,7 @@ def read_loss(loss: Any, init_score: Any) -> Any:
     if loss is None and isinstance(init_score, str):
         raise ValueError(
             "init_score must be a number or K numbers where loss is None, got "
-            f"{init_score!r}, which needs a loss"
+            f"{show(init_score)}, which needs a loss"
         )
     return no_loss if loss is None else loss
 
@@ -55,7 +56,7 @@ def read_solver(settings: Settings, loss: Any) -> Settings:
         raise ValueError(
             "leaf_solver must be 'newton' (or 'auto', which is the same) where "
             f"derivatives are given and loss is {'' if loss is None else 'not '}None, "
-            f"got {solver!r}, which needs {needs} of a loss"
+            f"got {show(solver)}, which needs {needs} of a loss"
         )
     # The policy of curvature is not looked at where derivatives are given.
     solver = "newton" if solver == "auto" else solver
@@ -83,7 +84,7 @@ def take_arrays(gradient: Any, settings: Any, scores: Any) -> Any:
         if isinstance(value, str) or callable(value):
             raise TypeError(
                 f"{name} must be an array of shape {scores.shape}, like the scores, "
-                f"where gradient is given, got {value!r}"
+                f"where gradient is given, got {show(value)}"
             )
         array = value if isinstance(value, jax.Array) else np.asarray(value)
         given[name] = array
@@ -118,7 +119,7 @@ def trace_derivatives(
     """
     if not callable(function):
         raise TypeError(
-            f"derivatives must be callable as {_SIGNATURE}, got {function!r}"
+            f"derivatives must be callable as {_SIGNATURE}, got {show(function)}"
         )
     shape = (len(weights),) if num_scores == 1 else (len(weights), num_scores)
     rows = jax.tree.map(lambda t: jax.ShapeDtypeStruct(t.shape, t.dtype), targets)
@@ -134,7 +135,7 @@ def trace_derivatives(
     if not isinstance(found, tuple | list) or len(found) != 2:
         raise TypeError(
             "derivatives must return the pair (gradient, curvature), got "
-            f"{jax.tree.map(lambda a: a.shape, found)!r}"
+            f"{show(jax.tree.map(lambda a: a.shape, found))}"
         )
     for name, array in zip(("gradient", "curvature"), found, strict=True):
         whose = f"the {name} that derivatives returns"
@@ -169,7 +170,7 @@ def _round_key(words, number):
 def _check_array(name, array, shape, *, single):
     alone = ", or a number" if single else ""
     if not hasattr(array, "shape") or np.dtype(array.dtype).kind not in "fiub":
-        raise TypeError(f"{name} must hold numbers, got {array!r}")
+        raise TypeError(f"{name} must hold numbers, got {show(array)}")
     if array.shape != shape and not (single and array.shape == ()):
         raise ValueError(
             f"{name} must have the shape of the scores, {shape}{alone}, got "

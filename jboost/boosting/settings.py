@@ -32,6 +32,7 @@ import numpy as np
 from jax.core import Tracer
 
 from jboost.entry import checks
+from jboost.entry.representation import show
 from jboost.losses.several import count_scores
 from jboost.objective.curvature import Curvature, Policy
 from jboost.tables.sparse import Absent
@@ -122,7 +123,7 @@ def _check_sharing(name: str, value: Any) -> Any:
         return value
     if not isinstance(value, bool | np.bool_):
         kind = ValueError if isinstance(value, str) else TypeError
-        raise kind(f"{name} must be 'auto', True or False, got {value!r}")
+        raise kind(f"{name} must be 'auto', True or False, got {show(value)}")
     return bool(value)
 
 
@@ -242,7 +243,7 @@ class Settings:
     def __getattr__(self, name: str) -> Any:
         values = self.__dict__.get("values", {})
         if name not in values:
-            raise AttributeError(f"no setting {name!r} is declared")
+            raise AttributeError(f"no setting {show(name)} is declared")
         return values[name]
 
     def replace(self, **changes: Any) -> "Settings":

@@ -15,6 +15,7 @@ from jboost.cart.least_squares import Rules, grow
 from jboost.cart.read_only import make_tree
 from jboost.entry import checks, feature_checks
 from jboost.entry.decorators import on_host
+from jboost.entry.representation import show
 from jboost.model.regression_tree import RegressionTree
 from jboost.tables.collisions import warn_of_collisions
 from jboost.tables.frames import read_frame, read_values
@@ -117,7 +118,7 @@ def check_known(name: str, value: Any) -> float:
     """Checks that a value is a finite number >= 0 and returns it."""
     checks.check_number(name, value, least=0.0, finite=False)
     if not np.isfinite(float(value)):  # float64, unlike numbers of ``fit``
-        raise ValueError(f"{name} must be a number >= 0.0, got {value!r}")
+        raise ValueError(f"{name} must be a number >= 0.0, got {show(value)}")
     return float(value)
 
 

@@ -12,6 +12,7 @@ import numpy as np
 from jaxtyping import Float
 
 from jboost.entry.feature_checks import check_feature
+from jboost.entry.representation import show
 from jboost.tables.categories import Categories, Category, describe_column
 
 MOST_VALUES = 2**24  # integers that float32 tells apart
@@ -39,7 +40,7 @@ def find_categorical_features(
     expected = "categorical must be 'auto', None or a sequence of features"
     kinds = list | tuple | set | frozenset | range | np.ndarray
     if not isinstance(categorical, kinds):
-        raise TypeError(f"{expected}, got {categorical!r}")
+        raise TypeError(f"{expected}, got {show(categorical)}")
     if isinstance(categorical, np.ndarray):
         categorical = categorical.ravel().tolist()
     features = [
@@ -47,7 +48,7 @@ def find_categorical_features(
         for feature in categorical
     ]
     if len({*features}) < len(features):
-        raise ValueError(f"{expected}, each of them once, got {categorical!r}")
+        raise ValueError(f"{expected}, each of them once, got {show(categorical)}")
     return tuple(sorted(found.union(features)))
 
 

@@ -20,6 +20,7 @@ from jboost.entry.collectives import (
     num_processes,
     process_number,
 )
+from jboost.entry.representation import show
 from jboost.tables.frames import Frame, Schema
 
 
@@ -104,7 +105,7 @@ def _unite_values(label, found, known):
     kinds = []
     for kind, occurring, others in found:
         values = occurring or others
-        named = f"categories such as {values[0]!r}" if values else "nothing"
+        named = f"categories such as {show(values[0])}" if values else "nothing"
         kinds.append("numbers" if kind == "numbers" else named)
     seen = {value for _, occurring, _ in found for value in occurring}
     declared = {value for _, _, others in found for value in others} - seen
@@ -112,7 +113,7 @@ def _unite_values(label, found, known):
     if "numbers" in kinds or len(types) > 1:
         listed = "; ".join(f"process {rank}: {kind}" for rank, kind in enumerate(kinds))
         raise ValueError(
-            f"column {label!r} of x must hold the same type on every process, got "
+            f"column {show(label)} of x must hold the same type on every process, got "
             f"{listed}"
         )
     if {type(value) for value in declared} != types:

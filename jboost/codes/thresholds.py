@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from jboost.entry.implementation import current_implementation
+from jboost.entry.representation import show
 from jboost.kernels import binning_cpu, library
 from jboost.numerics.floats import flush_denormals
 from jboost.tables.sparse import Absent, SparseMatrix
@@ -194,4 +195,6 @@ def _separate_values(matrix, features, rows, with_zeros):
 def check_max_bins(max_bins: int) -> None:
     """Checks for an integer such that codes fit 16 bits."""
     if not isinstance(max_bins, int | np.integer) or not 2 <= max_bins <= 65536:
-        raise ValueError(f"max_bins must be an integer in [2, 65536], got {max_bins!r}")
+        raise ValueError(
+            f"max_bins must be an integer in [2, 65536], got {show(max_bins)}"
+        )

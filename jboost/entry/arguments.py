@@ -11,6 +11,8 @@ import inspect
 from collections.abc import Callable, Container, Iterable
 from typing import Any, ParamSpec, TypeVar
 
+from jboost.entry.representation import show
+
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -170,7 +172,7 @@ def explain_arguments(function: Callable[P, R]) -> Callable[P, R]:
                 if owner is not None and function.__name__ == "__init__":
                     called = owner.__name__  # which may have inherited it
                 raise TypeError(
-                    f"{called}() got an unexpected keyword argument {name!r}{hint}"
+                    f"{called}() got an unexpected keyword argument {show(name)}{hint}"
                 )
         return function(*args, **kwargs)
 

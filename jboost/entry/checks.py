@@ -15,6 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
+from jboost.entry.representation import show
+
 Words = tuple[str, ...]
 # Errors of JAX about traced values, and what to write instead.
 _INSTEAD = {
@@ -31,7 +33,7 @@ _INSTEAD = {
 def check_word(name: str, value: Any, words: Words, *, also: str = "") -> Any:
     """Checks that an option is one of the given strings, and returns it."""
     if not isinstance(value, str) or value not in words:
-        raise ValueError(f"{name} must be one of {words}{also}, got {value!r}")
+        raise ValueError(f"{name} must be one of {words}{also}, got {show(value)}")
     return value
 
 
@@ -66,10 +68,10 @@ def check_number(
     try:
         array = np.asarray(value)
     except (TypeError, ValueError):
-        raise TypeError(f"{expected}, got {value!r}") from None
+        raise TypeError(f"{expected}, got {show(value)}") from None
     is_number = array.dtype.kind in "fiu" or array.dtype.name == "bfloat16"
     if not is_number or (scalar and array.ndim != 0) or np.ma.is_masked(value):
-        raise TypeError(f"{expected}, got {value!r}")
+        raise TypeError(f"{expected}, got {show(value)}")
     with np.errstate(over="ignore", under="ignore"):
         numbers = array.astype(np.float32)  # as computations will see them
     inside = (least <= array) & (array <= most) & (np.isfinite(numbers) | (not finite))
@@ -78,7 +80,7 @@ def check_number(
     if below is not None:
         inside &= numbers < below
     if not np.all(inside):
-        wrong = array[~inside][0] if array.ndim else repr(value)
+        wrong = array[~inside][0] if array.ndim else show(value)
         more = " and finite" if finite and np.isinf(numbers[~inside]).any() else ""
         raise ValueError(f"{expected}{more}, got {wrong}")
     return value
@@ -92,23 +94,23 @@ def check_integer(
     if isinstance(value, Tracer):
         raise TypeError(f"{expected}; it is a size and cannot be traced")
     if isinstance(value, bool) or not isinstance(value, int | np.integer):
-        raise TypeError(f"{expected}, got {value!r}")
+        raise TypeError(f"{expected}, got {show(value)}")
     if not least <= value <= most:
-        raise ValueError(f"{expected}, got {value!r}")
+        raise ValueError(f"{expected}, got {show(value)}")
     return int(value)
 
 
 def check_flag(name: str, value: Any) -> bool:
     """Checks that a value is True or False, and returns it as a bool."""
     if not isinstance(value, bool | np.bool_):
-        raise TypeError(f"{name} must be True or False, got {value!r}")
+        raise TypeError(f"{name} must be True or False, got {show(value)}")
     return bool(value)
 
 
 def check_callable(name: str, value: Any, signature: str) -> Callable[..., Any]:
     """Checks that a value is callable; the error shows ``signature``."""
     if not callable(value):
-        raise TypeError(f"{name} must be callable as {signature}, got {value!r}")
+        raise TypeError(f"{name} must be callable as {signature}, got {show(value)}")
     return value
 
 
@@ -141,10 +143,11 @@ def check_link(
             f"has shape {score_shape}: {explain_failure(error)}"
         ) from error
     if single and not isinstance(found, jax.ShapeDtypeStruct):
-        raise TypeError(f"inverse_link must return one array here, got {found!r}")
+        raise TypeError(f"inverse_link must return one array here, got {show(found)}")
     if not jax.tree.leaves(found):
         raise TypeError(
-            f"inverse_link must return an array or a pytree of arrays, got {found!r}"
+            f"inverse_link must return an array or a pytree of arrays, got "
+            f"{show(found)}"
         )
     _find_checked(inverse_link).add((score_shape, single))
     return inverse_link

@@ -18,6 +18,7 @@ from jaxtyping import Array
 
 from jboost.entry.arrays import refuse_mask
 from jboost.entry.labels import name_label
+from jboost.entry.representation import show
 
 _SHOWN = 20  # names in an error message
 
@@ -48,14 +49,14 @@ def check_feature(
             meant += f", or {names[feature]!r} for the column at index {feature}"
         raise ValueError(
             f"{name} must list features by name where integers are labels of other "
-            f"columns, got {feature!r}; pass {meant}"
+            f"columns, got {show(feature)}; pass {meant}"
         )
     if isinstance(feature, str | tuple | date):
-        raise ValueError(f"{expected}, got {feature!r}{_suggest(label, names)}")
+        raise ValueError(f"{expected}, got {show(feature)}{_suggest(label, names)}")
     if not by_index:
-        raise TypeError(f"{expected}, got {feature!r}")
+        raise TypeError(f"{expected}, got {show(feature)}")
     if not 0 <= feature < num_features:
-        raise ValueError(f"{expected}, got {feature!r}")
+        raise ValueError(f"{expected}, got {show(feature)}")
     return int(feature)
 
 
@@ -93,7 +94,7 @@ def check_monotone(
         if len({*features}) < len(features):
             raise ValueError(
                 "monotone must list each feature once, by index or by name, got "
-                f"{monotone!r}"
+                f"{show(monotone)}"
             )
         values = [*monotone.values()]
     else:
@@ -102,16 +103,16 @@ def check_monotone(
         try:
             values = np.asarray(refuse_mask(values, "monotone"))
         except (TypeError, ValueError):
-            raise TypeError(f"{expected}, got {monotone!r}") from None
+            raise TypeError(f"{expected}, got {show(monotone)}") from None
     if values.dtype.kind not in "fiu" and values.size:
-        raise TypeError(f"{expected}, got {monotone!r}")
+        raise TypeError(f"{expected}, got {show(monotone)}")
     if features is None and values.shape != (num_features,):
         raise ValueError(f"{expected}, got shape {values.shape}")
     if isinstance(values, Tracer):
         return values.astype(jnp.int32)
     values = np.asarray(values)
     if not np.all(np.isin(values, (-1, 0, 1))):
-        raise ValueError(f"{expected}, got {monotone!r}")
+        raise ValueError(f"{expected}, got {show(monotone)}")
     if features is None:
         signs = values.astype(np.int32)
     else:
@@ -128,20 +129,26 @@ def check_interactions(
     kinds = list | tuple | set | frozenset | np.ndarray
     expected = "interactions must be a sequence of groups of features"
     if not isinstance(interactions, list | tuple):
-        raise TypeError(f"{expected}, got {interactions!r}")
+        raise TypeError(f"{expected}, got {show(interactions)}")
     if not interactions:
-        raise ValueError(f"{expected} with at least one group, got {interactions!r}")
+        raise ValueError(
+            f"{expected} with at least one group, got {show(interactions)}"
+        )
     mask = np.zeros((len(interactions), num_features), bool)
     for number, group in enumerate(interactions):
         name = f"interactions[{number}]"
         if not isinstance(group, kinds):
-            raise TypeError(f"{name} must be a group of features, got {group!r}")
+            raise TypeError(f"{name} must be a group of features, got {show(group)}")
         if len(group) == 0:
-            raise ValueError(f"{name} must have at least one feature, got {group!r}")
+            raise ValueError(
+                f"{name} must have at least one feature, got {show(group)}"
+            )
         for feature in group:
             index = check_feature(name, feature, num_features, feature_names)
             if mask[number, index]:
-                raise ValueError(f"{name} must list each feature once, got {group!r}")
+                raise ValueError(
+                    f"{name} must list each feature once, got {show(group)}"
+                )
             mask[number, index] = True
     return mask
 
@@ -157,15 +164,17 @@ def check_names(
     with suppress(TypeError):  # not iterable
         found = given if isinstance(given, str) else tuple(given)
     if not isinstance(found, tuple) or not all(isinstance(n, str) for n in found):
-        raise TypeError(f"feature_names must be a sequence of strings, got {given!r}")
+        raise TypeError(
+            f"feature_names must be a sequence of strings, got {show(given)}"
+        )
     if len(found) != num_features or len({*found}) < num_features:
         raise ValueError(
             f"feature_names must be {num_features} unique names, one per column of x, "
-            f"got {given!r}"
+            f"got {show(given)}"
         )
     if names is not None and found != names:
         raise ValueError(
-            f"feature_names must be None or equal the column names of x, {names}, got "
-            f"{given!r}; rename the columns instead"
+            f"feature_names must be None or equal the column names of x, "
+            f"{show(names)}, got {show(given)}; rename the columns instead"
         )
     return found

@@ -1,16 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Formats containers and tables as short text.
+"""Formats containers, tables and arguments as short text.
 
-In: a container, or the rows of a table. Out: a few lines of text; a ``repr`` shows the
-dtype and shape of arrays instead of their contents.
+In: a container, the rows of a table, or an argument that a message shows. Out: a few
+lines of text; a ``repr`` shows the dtype and shape of arrays instead of their contents,
+a message one line of what the caller passed.
 """
 
+import reprlib
 from dataclasses import fields, is_dataclass
 from typing import Any
+
+import jax
+import numpy as np
+from jax.core import Tracer
 
 MOST_LINES = 10
 _MOST_ITEMS = 4
 _WIDTH = 88
+# Of an argument in a message: items of a container, of an array, letters.
+_MOST_SHOWN = 6
+_FIRST = 3
+_MOST_LETTERS = 200
 
 
 def show_fields(container: Any) -> str:
@@ -47,6 +57,62 @@ def _show(value) -> str:
         return text if len(text) < 60 else f"({len(value)} entries)"
     text = repr(value)
     return text if len(text) < 60 else f"<{type(value).__name__}>"
+
+
+class _Shortened(reprlib.Repr):
+    """Shortens what it formats, at any depth: texts, containers, arrays and tables."""
+
+    def __init__(self):
+        super().__init__()
+        self.maxlist = self.maxtuple = self.maxdict = self.maxset = _MOST_SHOWN
+        self.maxfrozenset = self.maxdeque = self.maxarray = _MOST_SHOWN
+        self.maxlevel, self.maxstring, self.maxother = 4, _WIDTH, _MOST_LETTERS
+
+    def repr1(self, x: Any, level: int) -> str:
+        """Formats a value; arrays and tables by type, shape and first items."""
+        shape, dtype = getattr(x, "shape", None), getattr(x, "dtype", None)
+        held = isinstance(shape, tuple) and shape != () and not isinstance(x, type)
+        if not held or isinstance(x, Tracer):
+            return super().repr1(x, level)
+        kind = "" if isinstance(x, np.ndarray | jax.Array) else f"{type(x).__name__} "
+        if dtype is None:
+            return f"{kind}of shape {shape}"
+        text = f"{kind}{dtype}[{', '.join(map(str, shape))}]"
+        if not isinstance(x, np.ndarray):
+            return text
+        if x.size <= _MOST_SHOWN and "\n" not in (whole := repr(x)):
+            return whole
+        first = ", ".join(self._show_item(each, level) for each in x.flat[:_FIRST])
+        return f"{text} of {first}, ..."
+
+    def _show_item(self, item, level):
+        """Formats an item of an array."""
+        if isinstance(item, np.floating):
+            return f"{item:.5g}"
+        return self.repr1(item.item() if hasattr(item, "item") else item, level - 1)
+
+    def repr_int(self, x: int, level: int) -> str:
+        """Formats an integer; Python refuses to print the largest."""
+        del level
+        short = x.bit_length() < 4 * _WIDTH
+        return repr(x) if short else f"an integer of {x.bit_length()} bits"
+
+
+def show(value: Any) -> str:
+    """Formats an argument for a message: its ``repr``, on one line and short.
+
+    Long texts and containers are cut; of arrays and tables it shows type, dtype, shape
+    and the first items.
+    """
+    text = " ".join(_SHORTENED.repr(value).split("\n"))
+    text = text if len(text) <= _MOST_LETTERS else f"{text[: _MOST_LETTERS - 3]}..."
+    containers = list | tuple | dict | set | frozenset
+    if isinstance(value, containers) and len(value) > _MOST_SHOWN:
+        return f"{text} ({len(value)} items)"
+    return text
+
+
+_SHORTENED = _Shortened()
 
 
 def cut(lines: list[str], most: int, what: str) -> list[str]:

@@ -189,7 +189,7 @@ def _find_features(model, features):
     """Returns the indices of one or two features."""
     given = feature_checks.list_features(features, model.feature_names)
     if len(given) not in (1, 2):
-        raise ValueError(f"features must be one or two features, got {features!r}")
+        raise ValueError(f"features must be one or two features, got {show(features)}")
     indices = [
         feature_checks.check_feature(
             "features", f, model.num_features, model.feature_names
@@ -197,7 +197,7 @@ def _find_features(model, features):
         for f in given
     ]
     if len({*indices}) < len(indices):
-        raise ValueError(f"features must be two different ones, got {features!r}")
+        raise ValueError(f"features must be two different ones, got {show(features)}")
     return indices
 
 
@@ -209,12 +209,12 @@ def _split_grid(grid, count):
     if count == 2:
         expected += ", a sequence for each of the two features"
     if isinstance(grid, str) or not np.iterable(grid):
-        raise TypeError(f"{expected}, got {grid!r}")
+        raise TypeError(f"{expected}, got {show(grid)}")
     parts: list[Any] = [grid] if count == 1 else list(grid)
     if len(parts) != count or any(isinstance(p, str) or not np.ndim(p) for p in parts):
-        raise ValueError(f"{expected}, got {grid!r}")
+        raise ValueError(f"{expected}, got {show(grid)}")
     if not all(len(part) for part in parts):
-        raise ValueError(f"{expected}, at least one, got {grid!r}")
+        raise ValueError(f"{expected}, at least one, got {show(grid)}")
     return parts
 
 
@@ -235,7 +235,7 @@ def _make_axis(model, index, asked, column, weights, order):
     try:
         values = np.asarray(asked, np.float32)
     except (TypeError, ValueError):
-        raise TypeError(f"grid must hold numbers, got {asked!r}") from None
+        raise TypeError(f"grid must hold numbers, got {show(asked)}") from None
     if values.ndim != 1:
         raise ValueError(f"grid must be a sequence of numbers, got {values.shape=}")
     return _Axis(values, values)
@@ -259,7 +259,9 @@ def _list_categories(categories, index, asked, order):
     indices = {value: float(index) for index, value in enumerate(known)}
     unknown = [v for v in asked if v not in indices and not is_gap(v)]
     if unknown:
-        raise ValueError(f"grid must hold categories of training, got {unknown[0]!r}")
+        raise ValueError(
+            f"grid must hold categories of training, got {show(unknown[0])}"
+        )
     return np.array([indices.get(v, np.nan) for v in asked], np.float32), asked
 
 

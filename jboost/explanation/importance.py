@@ -21,7 +21,7 @@ from jboost.entry import checks
 from jboost.entry.decorators import on_host
 from jboost.entry.packages import import_pandas
 from jboost.entry.programs import compiled
-from jboost.entry.representation import MOST_LINES, cut
+from jboost.entry.representation import MOST_LINES, cut, show
 from jboost.metrics import MAXIMIZED
 from jboost.model.ensemble import Model, read_model
 from jboost.model.nodes import Nodes
@@ -232,7 +232,8 @@ def permutation_importance(
         if np.isnan(rises[:, feature]).any():
             name = _names(ensemble)[feature]
             raise ValueError(
-                f"{measured} must be a number where column {name!r} of x is shuffled, "
+                f"{measured} must be a number where column {show(name)} of x is "
+                "shuffled, "
                 "got nan"
             )
     return Importance(_names(ensemble), rises.mean(axis=0), rises.std(axis=0))

@@ -18,6 +18,7 @@ from jaxtyping import Array, Float
 
 from jboost.entry import checks
 from jboost.entry.decorators import on_host
+from jboost.entry.representation import show
 from jboost.model.containers import replace_file
 from jboost.model.ensemble import Ensemble, check_model
 from jboost.model.predicting import predict
@@ -119,7 +120,7 @@ def export_predict(
     checks.check_link(inverse_link, model.init_score.shape)
     checks.check_flag("offset", offset)
     if isinstance(platforms, str) or not platforms:
-        raise TypeError(f"platforms must be a sequence of names, got {platforms!r}")
+        raise TypeError(f"platforms must be a sequence of names, got {show(platforms)}")
     for platform in platforms:
         checks.check_word("platforms", platform, PLATFORMS)
 

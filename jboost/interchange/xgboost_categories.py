@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from jboost.entry.representation import show
 from jboost.model.ensemble import Ensemble
 from jboost.tables.categories import Category
 
@@ -58,8 +59,10 @@ def _check_names(model, feature, values: tuple[Category, ...]):
             name = (model.feature_names or {feature: feature})[feature]
             raise ValueError(
                 'categories must be "codes" for this model, because XGBoost stores '
-                f"only ASCII strings and int64 as names of categories, got {value!r} "
-                f"in feature {name!r}; then pass XGBoost the indices of categories in "
+                f"only ASCII strings and int64 as names of categories, got "
+                f"{show(value)} "
+                f"in feature {show(name)}; then pass XGBoost the indices of "
+                "categories in "
                 "model.categories.values"
             )
 

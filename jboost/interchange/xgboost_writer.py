@@ -16,6 +16,7 @@ import numpy as np
 
 from jboost.entry import checks
 from jboost.entry.decorators import on_host
+from jboost.entry.representation import show
 from jboost.interchange.category_sets import list_values
 from jboost.interchange.linked import list_trees
 from jboost.interchange.ubjson import write_ubjson
@@ -128,7 +129,7 @@ def write_xgboost(
     if objective.startswith("multi:") and model.num_scores < 2:
         raise ValueError(
             "objective must not be a multiclass one for a model with one score, got "
-            f"{objective!r}"
+            f"{show(objective)}"
         )
     for name in ("leaf_value", "init_score"):
         if not np.isfinite(np.asarray(getattr(model, name))).all():
@@ -154,7 +155,7 @@ def _check_feature_names(names, refused):
             raise ValueError(
                 "feature_names of the model must not have lone surrogates, NUL or, "
                 "outside .ubj files, control characters other than newline, return "
-                f"and tab, which XGBoost cannot store, got {name!r}"
+                f"and tab, which XGBoost cannot store, got {show(name)}"
             )
 
 

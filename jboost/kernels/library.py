@@ -22,6 +22,7 @@ from jaxtyping import ArrayLike
 from jboost.entry.decorators import is_tracing
 from jboost.entry.devices import default_platform, runs_on_cpu
 from jboost.entry.implementation import current_implementation, use_implementation
+from jboost.entry.representation import show
 from jboost.entry.warning import warn_user
 from jboost.kernels import cuda_ready
 from jboost.kernels.loading import LIBRARY, find_handler
@@ -122,7 +123,7 @@ def check_implementation(implementation: str | None) -> None:
     if implementation is not None and not known:
         raise ValueError(
             f"implementation must be one of {IMPLEMENTATIONS} or None, got "
-            f"{implementation!r}"
+            f"{show(implementation)}"
         )
     if implementation == "cpu" and _library is None:
         raise ValueError(

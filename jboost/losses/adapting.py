@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike, Float
 
 from jboost.entry.checks import check_number
+from jboost.entry.representation import show
 from jboost.losses.parameters import check_parameter
 from jboost.losses.rows import absolute_error, huber
 from jboost.numerics.derivatives import differentiable
@@ -72,9 +73,11 @@ def adaptive(
     """
     for name, function in (("loss", loss), ("estimate", estimate)):
         if not callable(function):
-            raise TypeError(f"{name} must be callable, got {function!r}")
+            raise TypeError(f"{name} must be callable, got {show(function)}")
     if report not in get_args(Report):
-        raise ValueError(f"report must be one of {get_args(Report)}, got {report!r}")
+        raise ValueError(
+            f"report must be one of {get_args(Report)}, got {show(report)}"
+        )
     return Adaptive(loss, estimate, report)
 
 

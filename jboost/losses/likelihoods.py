@@ -17,6 +17,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, UInt32
 
+from jboost.entry.representation import show
+
 _SAMPLES = 8  # targets that are drawn for each row in a round
 
 
@@ -83,7 +85,7 @@ def likelihood(make_distribution: Callable[..., Any]) -> Likelihood:
     if not callable(make_distribution):
         raise TypeError(
             "make_distribution must be callable as make_distribution(score), got "
-            f"{make_distribution!r}"
+            f"{show(make_distribution)}"
         )
     return Likelihood(make_distribution)
 

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jboost.entry.representation import show
 from jboost.losses.names import LOSSES
 from jboost.losses.rows import bare_loss, softmax
 
@@ -49,7 +50,9 @@ def sum_targets(loss: Callable[..., Any]) -> Callable[..., Any]:
       4.0
     """
     if not callable(loss):
-        raise TypeError(f"loss must be callable as loss(score, target), got {loss!r}")
+        raise TypeError(
+            f"loss must be callable as loss(score, target), got {show(loss)}"
+        )
     if bare_loss(loss) is softmax:
         raise ValueError(
             "loss must be of one score, got losses.softmax, whose K scores are of one "

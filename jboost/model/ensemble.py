@@ -17,6 +17,7 @@ from jaxtyping import Array, Bool, Float, Int32, UInt32
 
 from jboost.codes.bins import Bins
 from jboost.entry import checks
+from jboost.entry.attributes import make_attribute_error
 from jboost.entry.decorators import traceable
 from jboost.entry.representation import show_fields
 from jboost.entry.results import fetch
@@ -133,6 +134,10 @@ class Ensemble(Model):
             f"max_depth={self.max_depth}, num_features={self.num_features}"
         )
         return f"Ensemble({sizes})"
+
+    def __getattr__(self, name: str) -> Any:
+        """Names the function for what is a method of models elsewhere."""
+        raise make_attribute_error("a model", name)
 
     @property
     def num_rounds(self) -> int:

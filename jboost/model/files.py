@@ -14,6 +14,7 @@ import numpy as np
 
 from jboost.codes.bins import Bins
 from jboost.entry.decorators import on_host
+from jboost.entry.representation import show
 from jboost.model.containers import (
     Container,
     FileError,
@@ -140,7 +141,8 @@ def unpack(container: Container) -> Any:
     kind = KINDS.get(name)
     if kind is None:
         raise ValueError(
-            f"its type must be one of {(*KINDS, 'Checkpoint')}, got {container.type!r}"
+            f"its type must be one of {(*KINDS, 'Checkpoint')}, got "
+            f"{show(container.type)}"
         )
     given, arrays = _strip(container.fields, start), _strip(container.arrays, start)
     static = {key: _from_json(value) for key, value in given.items()}
@@ -201,6 +203,6 @@ def _from_json(value):
         return tuple(_from_json(item) for item in value)
     if isinstance(value, dict):
         if [*value] != ["float"] or value["float"] not in ("inf", "-inf", "nan"):
-            raise ValueError(f"a field must not hold {value!r}")
+            raise ValueError(f"a field must not hold {show(value)}")
         return float(value["float"])
     return value

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jboost.codes.bins import Bins
+from jboost.entry.representation import show
 from jboost.model.ensemble import FORMAT_VERSION, Ensemble, Links
 from jboost.model.nodes import LEAF
 from jboost.model.regression_tree import FORMAT_VERSION as TREE_VERSION
@@ -163,7 +164,7 @@ def _check_categories(static, arrays, sizes, num_features):
     if not good or not all(0 <= index < num_features for index in indices):
         raise ValueError(
             f"categories.features must be {sizes['G']} ascending indices of features, "
-            f"got {indices!r}"
+            f"got {show(indices)}"
         )
     if sizes["V"] < 1 or sizes.get("W", 1) < 1:
         raise ValueError("categories.codes and left_codes must not be empty, got none")
@@ -269,7 +270,7 @@ def _check_range(name, array, end):
 
 def _expect(name, got, expected):
     if type(got) is not int or got != expected:
-        raise ValueError(f"{name} must be {expected}, got {got!r}")
+        raise ValueError(f"{name} must be {expected}, got {show(got)}")
 
 
 _CATEGORIES = (Categories, ("features", "values"))

@@ -10,6 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int32, Key, UInt32
 
+from jboost.entry.representation import show
+
 
 def hash_words(
     word: UInt32[Array, "*shape"], seed: UInt32[Array, "2"]
@@ -35,6 +37,8 @@ def seed_from_key(key: Key[Array, ""] | None) -> UInt32[Array, "2"]:
     """
     if key is None:
         return jnp.asarray(np.zeros(2, np.uint32))
+    if not hasattr(key, "dtype"):
+        raise TypeError(f"key must be one of jax.random.key, got {show(key)}")
     data = jax.random.key_data(key).astype(jnp.uint32)
     # A key of four words (rbg) repeats itself: the XOR of its halves would be 0.
     return data[:2] if data.shape[0] == 2 else hash_words(data[2:4], data[:2])

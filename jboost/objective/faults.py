@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int32
 
+from jboost.entry.representation import show
 from jboost.entry.stages import branch, elementwise, is_any
 from jboost.entry.warning import warn_user
 from jboost.objective.evaluation import Objective, gradients, loss_values
@@ -38,9 +39,9 @@ def describe_gap(name: str, target: Any, row: int) -> str:
       target: the one of the row, a pytree of numbers.
     """
     return (
-        f"{name} must be finite in every row of positive weight, got {target} in row "
-        f"{row}; a custom loss may take infinities and NaN if it returns finite "
-        "numbers for them"
+        f"{name} must be finite in every row of positive weight, got "
+        f"{show(target)} in row {row}; a custom loss may take infinities and NaN if "
+        "it returns finite numbers for them"
     )
 
 
@@ -53,7 +54,7 @@ def describe_lost_slope(target: Any, row: int, place: str) -> str:
     """
     return (
         f"loss must have a gradient wherever it is finite, got NaN in row {row} for "
-        f"target {target} at {place}; a branch of jnp.where that is not taken "
+        f"target {show(target)} at {place}; a branch of jnp.where that is not taken "
         "must be finite, too: replace what it cannot take before, as in "
         "jnp.where(known, f(score, jnp.where(known, target, 0.0)), 0.0)"
     )

@@ -20,6 +20,7 @@ import numpy as np
 
 from jboost.entry.arguments import bound_keywords, hint_loss
 from jboost.entry.checks import explain_failure
+from jboost.entry.representation import show
 from jboost.losses import GROUP_LOSSES, Adaptive
 from jboost.losses.parameters import ParameterError
 from jboost.objective.jaxprs import (
@@ -251,7 +252,7 @@ def check_result(function, call, arguments, width):
         hint = hint_loss(function, [*GROUP_LOSSES], "jb.losses.{}") if text else ""
         raise TypeError(
             f"loss must be callable as {SIGNATURE} where groups are given, got "
-            f"{function!r}{hint}"
+            f"{show(function)}{hint}"
         )
     try:
         result = jax.eval_shape(call, *arguments)

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jboost.entry.efforts import QUICK
+from jboost.entry.representation import show
 from jboost.entry.warning import warn_user
 from jboost.losses import Adaptive
 from jboost.objective.group_tracing import (
@@ -109,7 +110,7 @@ def check_metric_mask(
     except Exception:  # the first evaluation on all rows says what is wrong
         return
     if change is not None:
-        raise ValueError(_explain(f"metrics[{name!r}]", change))
+        raise ValueError(_explain(f"metrics[{show(name)}]", change))
 
 
 class _Trial:

@@ -25,6 +25,7 @@ from jboost.entry.arguments import (
     takes_mask,
 )
 from jboost.entry.checks import explain_failure
+from jboost.entry.representation import show
 from jboost.entry.warning import warn_user
 from jboost.losses import (
     GROUP_LOSSES,
@@ -204,6 +205,11 @@ def _hessian(function, num_scores):
     return second_derivative
 
 
+def _describe_tree(tree):
+    found = jax.tree.map(_describe, tree)
+    return found if isinstance(found, str) else show(found)
+
+
 def _trace_curvature(curvature, arguments, constants, num_scores):
     """Traces the user's curvature of a row as a function that returns K numbers."""
     name = name_of(curvature)
@@ -214,7 +220,7 @@ def _trace_curvature(curvature, arguments, constants, num_scores):
     try:
         shape = jax.eval_shape(evaluate, *arguments).shape
     except Exception as error:
-        shapes = ", ".join(str(jax.tree.map(_describe, a)) for a in arguments)
+        shapes = ", ".join(map(_describe_tree, arguments))
         raise TypeError(
             f"curvature {name} failed on one row with (score, target) of types "
             f"({shapes}); it must accept (score, target) of one row and be written in "
@@ -291,7 +297,7 @@ def _check_loss(loss, arguments, num_scores):
         text = isinstance(loss, str)
         hint = hint_loss(loss, [*LOSSES, *GROUP_LOSSES], "jb.losses.{}") if text else ""
         raise TypeError(
-            f"loss must be callable as loss(score, target), got {loss!r}{hint}"
+            f"loss must be callable as loss(score, target), got {show(loss)}{hint}"
         )
     name = name_of(loss)
     if needs_groups(loss):
@@ -315,7 +321,7 @@ def _check_loss(loss, arguments, num_scores):
     except ParameterError:
         raise
     except Exception as error:
-        shapes = ", ".join(str(jax.tree.map(_describe, a)) for a in arguments)
+        shapes = ", ".join(map(_describe_tree, arguments))
         raise TypeError(
             f"loss {name} failed on one row with (score, target) of types ({shapes}); "
             "it must accept (score, target) of one row and be written in jax.numpy"

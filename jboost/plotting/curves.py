@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from jboost.entry.representation import show
 from jboost.plotting.canvas import (
     colors,
     ink,
@@ -100,7 +101,7 @@ def learning_curve(
         if name in curves.widths:
             low, high = values - curves.widths[name], values + curves.widths[name]
             ax.fill_between(rounds, low, high, color=color, alpha=0.2, linewidth=0)
-    if curves.best is not None:
+    if curves.best is not None and curves.best >= 0:
         _mark_best(ax, curves, own[list(curves.lines).index(curves.marked)])
     ax.set_xlabel("round")
     ax.set_ylabel("loss" if metric is None else plain(metric))
@@ -131,7 +132,7 @@ def _check(history, metric):
     if metric is not None and metric not in names:
         raise ValueError(
             f"metric must be one of {tuple(sorted(names))} or None for the loss, got "
-            f"{metric!r}"
+            f"{show(metric)}"
         )
 
 

@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import ArrayLike, Shaped
 
 from jboost.boosting.inspection import inspect_loss
+from jboost.entry.representation import show
 from jboost.losses import Adaptive
 from jboost.objective.curvature import Curvature
 from jboost.plotting.canvas import colors, ink, open_panels, tidy
@@ -65,7 +66,9 @@ def loss(
     else:
         policies = tuple(curvature)
     if not policies:
-        raise ValueError(f"curvature must be at least one policy, got {curvature!r}")
+        raise ValueError(
+            f"curvature must be at least one policy, got {show(curvature)}"
+        )
     reports = {
         policy: inspect_loss(
             loss, target, num_scores=num_scores, k=k, scores=scores, reach=_REACH,

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 
 from jboost.entry.checks import check_integer, check_word
+from jboost.entry.representation import show
 from jboost.explanation.shap import ShapValues, shap_values
 from jboost.model.ensemble import Model, describe_model, read_model
 from jboost.plotting.canvas import colors, ink, label_features, open_axes, plain, tidy
@@ -132,7 +133,7 @@ def _read(shap, x, feature_names) -> _Table:
         )
     if feature_names is not None and len(feature_names) != values.shape[1]:
         raise ValueError(
-            f"feature_names must be {values.shape[1]} names, got {feature_names!r}"
+            f"feature_names must be {values.shape[1]} names, got {show(feature_names)}"
         )
     labels = label_features(feature_names or names, values.shape[1])
     return _Table(values, matrix, labels)

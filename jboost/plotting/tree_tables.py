@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jboost.entry.checks import check_integer
+from jboost.entry.representation import show
 from jboost.model.ensemble import Model, read_model
 from jboost.model.sorting import take_tree
 from jboost.plotting.canvas import label_features, shorten, write_number
@@ -179,7 +180,8 @@ def _check_names(feature_names, model):
         return label_features(model.feature_names, model.num_features)
     if isinstance(feature_names, str) or len(feature_names) != model.num_features:
         raise ValueError(
-            f"feature_names must be {model.num_features} names, got {feature_names!r}"
+            f"feature_names must be {model.num_features} names, got "
+            f"{show(feature_names)}"
         )
     return label_features([str(name) for name in feature_names], model.num_features)
 

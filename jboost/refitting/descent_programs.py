@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from jboost.entry.representation import show
 from jboost.losses.several import widen_loss
 from jboost.objective.jaxprs import Program, trace_program
 from jboost.objective.tracing import trace_loss
@@ -25,7 +26,7 @@ def read_parameters(parameters: Any) -> Any:
     def read(leaf):
         array = np.asarray(leaf)
         if array.dtype.kind not in "fiu":
-            raise TypeError(f"parameters must be a pytree of numbers, got {leaf!r}")
+            raise TypeError(f"parameters must be a pytree of numbers, got {show(leaf)}")
         return jnp.asarray(array.astype(np.float32))
 
     return jax.tree.map(read, parameters)

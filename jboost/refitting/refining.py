@@ -199,7 +199,7 @@ def _read_plan(given):
     ):
         raise TypeError(
             "optimizer must be an optax.GradientTransformation, such as "
-            f"optax.adam(0.01), got {optimizer!r}"
+            f"optax.adam(0.01), got {show(optimizer)}"
         )
     least = dict(num_epochs=0, early_stopping_epochs=1, batch_size=1, seed=0)
     for name, minimum in least.items():
@@ -224,7 +224,7 @@ def _read_parts(model, loss, x, y, sample_weight, offset, validation):
         raise ValueError(
             "loss must not be adaptive, because all values are trained together; pass "
             "the loss with its parameters as loss(score, target, parameters), and "
-            f"parameters=, got {loss!r}"
+            f"parameters=, got {show(loss)}"
         )
     train = read_rows(model, (x, y, sample_weight, offset), loss, padded=True)
     sets = name_sets(validation)
@@ -323,7 +323,7 @@ def _check_losses(part, name, values):
         target = jax.tree.map(lambda t: np.asarray(t[row]).tolist(), data.targets)
         raise ValueError(
             f"loss must be finite on {name} at the scores of the model, got "
-            f"{values[row]} in row {row} for target {target}"
+            f"{values[row]} in row {row} for target {show(target)}"
         )
 
 

@@ -17,6 +17,8 @@ from jboost.boosting.rates import learning_rates
 from jboost.boosting.settings import RoundSettings, Settings, declared
 from jboost.boosting.sharding import check_mesh
 from jboost.entry import feature_checks
+from jboost.entry.representation import show
+from jboost.entry.warning import warn_user
 from jboost.kernels.settling import settle_implementation
 from jboost.objective.group_tracing import read_inputs
 from jboost.selection.curves import Curve, Point, Study, same_loss
@@ -26,6 +28,7 @@ from jboost.selection.kinds import is_of_groups
 from jboost.tables.domains import check_domain
 from jboost.tables.frames import RowSource
 from jboost.tables.groups import RowGroups
+from jboost.training.comparing import Compared, describe_gaps
 from jboost.training.history import TrainingInterrupted
 from jboost.training.metric_checks import try_metrics
 from jboost.training.preparing import TrainingRows, bin_arrays, make_problem
@@ -97,11 +100,43 @@ def compare(
     if study.by.name == "loss" and not all(same_loss(made[0], each) for each in made):
         raise ValueError(
             "by must name a metric if points differ in their loss, because values of "
-            f"different losses cannot be compared, got {request.by!r}"
+            f"different losses cannot be compared, got {show(request.by)}"
         )
     with settle_implementation(study.rows.data.weights):
         count, progress = settings.num_rounds, request.progress
-        return study, *run_points(study, made, count, progress)
+        curves, interrupted = run_points(study, made, count, progress)
+    idle = [curve.idle for curve in curves if curve.idle is not None]
+    if idle:
+        warn_user(idle[0])
+    if count > 0 and not interrupted:
+        _tell_gaps(study, made, curves)
+    return study, curves, interrupted
+
+
+def _tell_gaps(study, points, curves):
+    """Warns of rounds that could not be compared.
+
+    Raises:
+      RuntimeError: no round of any point could be.
+    """
+    compared = []
+    for point, curve in zip(points, curves, strict=True):
+        for fold, values in enumerate(curve.by_fold(study.by.metric)):
+            if not np.isfinite(values).all():
+                targets, weights = study.rows.real
+                own = weights * (study.folds.held_out[fold] > 0)
+                place = f"the held-out rows of fold {fold}{point.name}"
+                compared.append(Compared(place, values, targets, own))
+    gaps = describe_gaps(study.by, compared)
+    if all(curve.best < 0 for curve in curves):
+        if gaps is None:
+            gaps = "the loss of the training rows is not finite after round 0"
+        raise RuntimeError(
+            f"no round is the best: {gaps}; pass another by, or folds in which it is "
+            "finite (stratify=True gives each fold its share of every label)"
+        )
+    if gaps is not None:
+        warn_user(f"{gaps}; the best round is none of them")
 
 
 def _make_point(
@@ -214,7 +249,7 @@ def _weigh_groups(rows, folds, losses, weighted):
     if rows.data.groups.kind != "ids" and not masked:
         raise ValueError(
             "groups must be an id for each row where the loss does not take where, "
-            f"because held-out rows leave other groups, got {rows.data.groups!r}"
+            f"because held-out rows leave other groups, got {show(rows.data.groups)}"
         )
     takes = [read_inputs(loss).weights for loss in losses]
     check_whole_groups(folds, rows.data.groups, all(takes))

@@ -18,6 +18,7 @@ from tqdm import tqdm
 from jboost.boosting.method import Method
 from jboost.boosting.state import Problem
 from jboost.codes.bins import Bins
+from jboost.entry.representation import show
 from jboost.entry.results import fetch
 from jboost.selection.folds import Folds
 from jboost.selection.runs import (
@@ -26,12 +27,13 @@ from jboost.selection.runs import (
 from jboost.training.chunks import (
     no_trees,
 )
+from jboost.training.comparing import Criterion
 from jboost.training.history import UNNAMED, TrainingError, explain_divergence
 from jboost.training.metric_calls import GroupMetric, evaluate_metric
 from jboost.training.pacing import advance
 from jboost.training.record import Record
 from jboost.training.rows import PaddedRows
-from jboost.training.scoring import Criterion, describe_call
+from jboost.training.scoring import describe_call
 from jboost.trees.tree import Tree
 
 
@@ -87,11 +89,12 @@ class Curve:
       metrics: {name: [folds]}, on the held-out rows.
       values: the criterion of each round as a rank: the least is best.
       trees: trees of each chunk of rounds, [folds, R, ...].
-      best: the best round; -1 before the first round.
+      best: the best round; -1 while there is none.
       scores: scores of the held-out rows after the best round, [folds, K, M].
       parameters: parameters of an adaptive loss, at the start and after each round;
         () for other losses.
       over: whether the point has stopped.
+      idle: a warning about a fold whose trees have no split.
     """
 
     method: Method
@@ -105,6 +108,7 @@ class Curve:
     scores: np.ndarray | None = None
     parameters: list[Any] = field(default_factory=list)
     over: bool = False
+    idle: str | None = None
 
     @property
     def num_rounds(self) -> int:
@@ -206,7 +210,7 @@ def _record_round(study, curve, losses, scores, parameters):
     curve.metrics.append(measured)
     curve.parameters.append(parameters)
     curve.values.append(value)
-    if curve.best < 0 or value < curve.values[curve.best]:
+    if value < (np.inf if curve.best < 0 else curve.values[curve.best]):
         curve.best = number
         curve.scores = scores if study.keeps_models else None
     if study.patience is not None and number - curve.best >= study.patience:
@@ -232,7 +236,8 @@ def _measure(study, curve, scores):
                 values[name].append(evaluate_metric(function, operands, groups))
             except Exception as error:
                 raise RuntimeError(
-                    f"metrics[{name!r}] failed in round {number} on the held-out rows "
+                    f"metrics[{show(name)}] failed in round {number} on the held-out "
+                    "rows "
                     f"of fold {fold}: {error!r}; it is called as "
                     f"{describe_call(function)}"
                 ) from error

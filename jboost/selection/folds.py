@@ -13,6 +13,7 @@ from jaxtyping import Bool, Int, Shaped
 
 from jboost.entry import checks
 from jboost.entry.arrays import refuse_mask
+from jboost.entry.representation import show
 from jboost.tables.groups import RowGroups, check_group_weights
 from jboost.tables.orders import find_gap
 
@@ -63,7 +64,7 @@ def make_folds(
     checks.check_flag("shuffle", shuffle)
     number = isinstance(folds, int | np.integer) and not isinstance(folds, bool)
     if isinstance(folds, str | bytes | dict):
-        raise TypeError(f"{_EXPECTED}, got {folds!r}")
+        raise TypeError(f"{_EXPECTED}, got {show(folds)}")
     if not number:
         for name, value in (("stratify", stratify), ("shuffle", not shuffle)):
             if value is not None and value is not False:
@@ -84,7 +85,7 @@ def make_folds(
         labels = _draw(count, num_rows, y, stratify, groups, shuffle, seed)
         return _from_numbers(labels, np.arange(count))
     if not isinstance(folds, Iterable):
-        raise TypeError(f"{_EXPECTED}, got {folds!r}")
+        raise TypeError(f"{_EXPECTED}, got {show(folds)}")
     pairs: Any = folds if hasattr(folds, "ndim") else list(folds)
     if _is_flat(pairs):
         return _read_numbers(pairs, num_rows)
@@ -168,13 +169,16 @@ def _check_labels(name, labels, num_rows):
     try:
         array = np.asarray(labels)
     except (TypeError, ValueError):
-        raise TypeError(f"{name} must hold {num_rows} labels, got {labels!r}") from None
+        raise TypeError(
+            f"{name} must hold {num_rows} labels, got {show(labels)}"
+        ) from None
     if array.shape != (num_rows,):
         raise ValueError(f"{name} must hold {num_rows} labels, got shape {array.shape}")
     gap = find_gap(array)
     if gap is not None:
         raise ValueError(
-            f"{name} must hold a label in every row, got {array[gap]!r} in row {gap}"
+            f"{name} must hold a label in every row, got {show(array[gap])} in "
+            f"row {gap}"
         )
     try:
         return np.unique(array, return_inverse=True)[1]
@@ -205,7 +209,7 @@ def _read_pairs(pairs: Iterable[Any], num_rows: int) -> Folds:
     train, held_out = [], []
     for number, pair in enumerate(pairs):
         if not isinstance(pair, tuple | list) or len(pair) != 2:
-            raise TypeError(f"{_EXPECTED}, got {pair!r} as fold {number}")
+            raise TypeError(f"{_EXPECTED}, got {show(pair)} as fold {number}")
         for name, rows, masks in zip(
             ("training", "held-out"), pair, (train, held_out), strict=True
         ):

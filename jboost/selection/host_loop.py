@@ -37,13 +37,10 @@ from jboost.selection.runs import (
     start_runs,
 )
 from jboost.training.history import TrainingError
+from jboost.training.idleness import describe_idleness, describe_limits
 from jboost.training.pacing import MOST_ROUNDS, open_bar, pace_rounds, wait_for
 from jboost.training.refusing import check_slopes, describe_rows, refuse_group
-from jboost.training.starting import (
-    check_minimizers,
-    describe_idleness,
-    refuse_endless,
-)
+from jboost.training.starting import check_minimizers, refuse_endless
 from jboost.trees.initial import MedianStart
 
 _MOST_BYTES = 2**30  # about what the runs of one program may take
@@ -138,7 +135,7 @@ def _run_block(
         for index, curve in enumerate(curves)
     ]
     _check_start(study, points, curves, state, fetch(doubt))
-    done = 0
+    done, split = 0, np.zeros(len(points) * num_folds, bool)
     for first, count in pace_rounds(num_rounds):
         rates, counts = _plan(points, curves, len(runs.fold), first, count)
         made = run_rounds(
@@ -158,12 +155,15 @@ def _run_block(
         before, after = fetch((state.lost, made.state.lost))
         warn_of_lost_rows(before, after, study.rows.size)
         state = made.state
+        split |= np.asarray(made.split)[: len(split), :count].any(axis=1)
         # By one assignment: an interrupt finds the curves before the chunk or after.
         curves[:] = record_chunk(study, curves, made, count, bar)
         done = first + count
         if all(curve.over for curve in curves):
             break
     bar.update(num_rounds - done)
+    if num_rounds > 0 and not split.all():
+        _tell_limits(study, points, curves, shared, runs, state, split)
 
 
 def _split_constants(constants):
@@ -260,6 +260,22 @@ def _check_first(study, points, curves, shared, runs, made):
                 make_record(study, curves[index], fold),
                 0,
             )
+
+
+def _tell_limits(study, points, curves, shared, runs, state, split):
+    """Notes the first run whose trees have no split, and why."""
+    index, fold = divmod(int(np.argmin(split)), len(study.folds.train))
+    number = index * len(study.folds.train) + fold
+    run, own = jax.tree.map(lambda a: a[number], (runs, state))
+    static, arrays = points[index].problem
+    problem = Problem(static, arrays._replace(data=data_of(shared, run)))
+    reason = describe_limits(problem, study.rows, own, study.bins)
+    if reason is not None:
+        rounds = curves[index].num_rounds
+        curves[index].idle = (
+            f"no tree of {rounds} rounds has a split in fold {fold}"
+            f"{points[index].name}: {reason}"
+        )
 
 
 def _plan(points, curves, size, first, count):

@@ -24,8 +24,9 @@ from jboost.kernels.library import takes_implementation
 from jboost.model.ensemble import Ensemble
 from jboost.selection.comparison import Comparison, average, compare, finish
 from jboost.selection.curves import make_record
+from jboost.training.comparing import BY_LOSS, Criterion
 from jboost.training.request import RawRows
-from jboost.training.scoring import BY_LOSS, By, Criterion, Metrics
+from jboost.training.scoring import By, Metrics
 
 
 @dataclass(frozen=True)
@@ -160,7 +161,8 @@ def cross_validate(
       TrainingError: no row of a fold has a gradient to learn from, or its training
         loss became NaN or infinite; holds that fold's model up to that round.
       TrainingInterrupted: ctrl-C; its ``result`` holds the rounds so far.
-      RuntimeError: a metric failed.
+      RuntimeError: a metric failed, or no round is the best because ``by`` is NaN or
+        infinite in each.
 
     Example:
       >>> import numpy as np, jboost as jb

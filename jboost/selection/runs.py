@@ -41,6 +41,7 @@ from jboost.objective.group_tracing import GroupLoss
 from jboost.objective.tracing import TracedLoss
 from jboost.selection.folds import Folds
 from jboost.training.chunks import no_trees
+from jboost.training.idleness import has_split
 from jboost.training.pacing import MOST_ROUNDS
 from jboost.training.rows import PaddedRows
 from jboost.trees.initial import MedianStart
@@ -108,6 +109,7 @@ class Rounds(NamedTuple):
       trees: None if they are not kept.
       losses: of the training rows, and of the held-out rows.
       moved: whether any leaf has a value other than 0.
+      split: whether a tree has a split.
       scores: of the watched rows after each round.
       parameters: of an adaptive loss after each round; () for other losses.
     """
@@ -116,6 +118,7 @@ class Rounds(NamedTuple):
     trees: Tree | None
     losses: Float[Array, "R 2"]
     moved: Bool[Array, " R"]
+    split: Bool[Array, " R"]
     scores: Float[Array, "R K M"]
     parameters: Any
 
@@ -282,6 +285,7 @@ def _run_rounds(loss, method, keeps_trees, shared, runs, rates, counts, state):
                 trees=jax.tree.map(store, made.trees, trees) if keeps_trees else None,
                 losses=store(made.losses, jnp.stack(losses)),
                 moved=store(made.moved, jnp.any(trees.leaf_value != 0)),
+                split=store(made.split, has_split(trees)),
                 scores=store(made.scores, after.scores[:, shared.watched[run.fold]]),
                 parameters=jax.tree.map(store, made.parameters, after.parameters),
             )
@@ -305,6 +309,7 @@ def _no_rounds(method, keeps_trees, num_watched, state):
         trees=trees,
         losses=jnp.zeros((MOST_ROUNDS, 2), jnp.float32),
         moved=jnp.zeros(MOST_ROUNDS, bool),
+        split=jnp.zeros(MOST_ROUNDS, bool),
         scores=jnp.zeros((MOST_ROUNDS, num_scores, num_watched), jnp.float32),
         parameters=jax.tree.map(
             lambda a: jnp.zeros((MOST_ROUNDS, *a.shape), a.dtype), state.parameters

@@ -22,11 +22,12 @@ from jboost.boosting.settings import FitSettings, read_settings, takes_settings
 from jboost.entry import checks
 from jboost.entry.arguments import explain_arguments, hint_argument
 from jboost.entry.decorators import on_host
-from jboost.entry.representation import MOST_LINES, cut
+from jboost.entry.representation import MOST_LINES, cut, show
 from jboost.kernels.library import takes_implementation
 from jboost.selection.comparison import SWEPT, Comparison, average, compare, finish
+from jboost.training.comparing import BY_LOSS, Criterion
 from jboost.training.request import RawRows
-from jboost.training.scoring import BY_LOSS, By, Criterion, Metrics
+from jboost.training.scoring import By, Metrics
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,8 @@ class Sweep:
       train_loss, validation_loss: as in :class:`CrossValidation`, for each point.
       metrics: {name: [P, folds, R]}.
       mean, standard_error: of the criterion that compares points and rounds.
-      best_rounds: the round (from 0) of the best mean of each point; -1 without one.
+      best_rounds: the round (from 0) of the best mean of each point; -1 without one,
+        so where no mean is finite.
       best: index of the point with the best mean, the first of equal ones.
       held_out: the rows that each fold held out.
       by: as in :class:`CrossValidation`.
@@ -174,7 +176,8 @@ def sweep(
       TrainingError: no row of a fold has a gradient to learn from at some point.
       TrainingInterrupted: ctrl-C; its ``result`` holds the rounds so far, none of
         the points that had not begun.
-      RuntimeError: a metric failed.
+      RuntimeError: a metric failed, or no round of any point is the best because
+        ``by`` is NaN or infinite in each.
 
     Example:
       >>> import numpy as np, jboost as jb
@@ -228,18 +231,21 @@ def sweep(
 def _list_points(points: Any, grid: bool, loss: Any) -> list[dict[str, Any]]:
     """Returns one dict per point, and checks the names."""
     if isinstance(points, Mapping):
+        for name in points:  # before there are many combinations
+            _check_name(name, loss)
         listed = _combine(points, grid)
     elif isinstance(points, Sequence) and not isinstance(points, str):
         for number, point in enumerate(points):
             if not isinstance(point, Mapping):
                 raise TypeError(
-                    f"points[{number}] must be a point {{name: value}}, got {point!r}"
+                    f"points[{number}] must be a point {{name: value}}, got "
+                    f"{show(point)}"
                 )
         listed = [dict(point) for point in points]
     else:
         raise TypeError(
             "points must be {name: values} or a sequence of points {name: value}, "
-            f"got {points!r}"
+            f"got {show(points)}"
         )
     if not listed:
         raise ValueError("points must hold at least one point, got none")
@@ -255,7 +261,7 @@ def _combine(points, grid):
         array = isinstance(values, np.ndarray | jax.Array) and values.ndim >= 1
         if not array and not isinstance(values, list | tuple | range):
             raise TypeError(
-                f"points[{name!r}] must be a list of values, got {values!r}"
+                f"points[{show(name)}] must be a list of values, got {show(values)}"
             )
         columns.append(np.asarray(values).tolist() if array else list(values))
     if not grid and len({*map(len, columns)}) > 1:
@@ -285,7 +291,7 @@ def _check_name(name, loss):
     if name not in _keywords(loss):
         raise ValueError(
             f"points must name arguments ({', '.join(SWEPT)}) or keywords of the "
-            f"loss ({', '.join(_keywords(loss)) or 'it has none'}), got {name!r}"
+            f"loss ({', '.join(_keywords(loss)) or 'it has none'}), got {show(name)}"
             f"{hint_argument(name, [*SWEPT])}"
         )
 

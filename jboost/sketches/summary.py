@@ -249,7 +249,7 @@ def bound_ranks(
     """
     column = _as_values(values, "values")
     if column.ndim != 1 or np.isnan(column).any():
-        raise ValueError(f"values must be 1-D and without NaN, got {values!r}")
+        raise ValueError(f"values must be 1-D and without NaN, got {show(values)}")
     return _bound(summary, flush_denormals(column))
 
 

@@ -19,6 +19,7 @@ from jboost import losses
 from jboost.boosting.settings import takes_settings
 from jboost.entry.arguments import explain_arguments
 from jboost.entry.arrays import refuse_mask
+from jboost.entry.representation import show
 from jboost.sklearn.estimators import (
     Boosting,
     EstimatorSettings,
@@ -135,7 +136,7 @@ class JBoostClassifier(ClassifierMixin, Boosting):
         if len(np.unique(counted)) < 2:
             raise ValueError(
                 "y must hold at least two classes in rows of positive weight, got one "
-                f"class, {self.classes_[counted[0]]!r}"
+                f"class, {show(self.classes_[counted[0]])}"
             )
         self._loss = self._choose_loss()
         if self.class_weight is not None:
@@ -150,7 +151,7 @@ class JBoostClassifier(ClassifierMixin, Boosting):
         if self.class_weight is not None:
             raise ValueError(
                 "class_weight must be None for several labels in a row, got "
-                f"{self.class_weight!r}; pass sample_weight"
+                f"{show(self.class_weight)}; pass sample_weight"
             )
         self.classes_ = np.arange(y.shape[1])
         self._loss = self._choose_loss()
@@ -308,7 +309,8 @@ def _check_labels(y, name="y"):
         gap = find_gap(y)
         if gap is not None:
             raise ValueError(
-                f"{name} must hold a label in every row, got {y[gap]!r} in row {gap}"
+                f"{name} must hold a label in every row, got {show(y[gap])} in row "
+                f"{gap}"
             )
         y = _narrow_labels(y, name)
     check_classification_targets(y)

@@ -17,6 +17,7 @@ from jboost import distributions, losses
 from jboost.boosting.settings import declared, takes_settings
 from jboost.entry.arguments import explain_arguments
 from jboost.entry.checks import check_integer
+from jboost.entry.representation import show
 from jboost.model.predicting import predict
 from jboost.sklearn.estimators import Boosting, EstimatorSettings
 from jboost.sklearn.rows import check_rows, unite_sets
@@ -148,7 +149,9 @@ class JBoostDistribution(RegressorMixin, Boosting):
         """
         shares = np.atleast_1d(np.asarray(quantiles, np.float32))
         if shares.ndim != 1 or not ((shares > 0) & (shares < 1)).all():
-            raise ValueError(f"quantiles must be numbers in (0, 1), got {quantiles!r}")
+            raise ValueError(
+                f"quantiles must be numbers in (0, 1), got {show(quantiles)}"
+            )
         found = self.predict_dist(X, offset=offset)
         find = getattr(found, "icdf", None) or found.quantile
         return np.stack([np.asarray(find(jnp.float32(q))) for q in shares], axis=1)
@@ -187,7 +190,7 @@ class JBoostDistribution(RegressorMixin, Boosting):
             if make not in FAMILIES:
                 raise ValueError(
                     "distribution must be a function of a score, or one of "
-                    f"{', '.join(map(repr, FAMILIES))}, got {make!r}"
+                    f"{', '.join(map(repr, FAMILIES))}, got {show(make)}"
                 )
             known = FAMILIES[make]
             make = getattr(distributions, make)

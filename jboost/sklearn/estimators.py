@@ -31,6 +31,7 @@ from jboost.entry.arguments import (
 )
 from jboost.entry.arrays import fill_mask
 from jboost.entry.checks import check_integer, check_link
+from jboost.entry.representation import show
 from jboost.explanation.importance import feature_importance
 from jboost.model.ensemble import Ensemble
 from jboost.model.predicting import leaf_indices, predict, staged_predict
@@ -154,7 +155,7 @@ class Boosting(BaseEstimator):
             if name.partition("__")[0] not in known:
                 hint = hint_argument(name, known)
                 raise ValueError(
-                    f"{type(self).__name__} has no hyperparameter {name!r}{hint}"
+                    f"{type(self).__name__} has no hyperparameter {show(name)}{hint}"
                 )
         return super().set_params(**params)
 
@@ -249,7 +250,14 @@ class Boosting(BaseEstimator):
             return check_integer(
                 "random_state", int(self.random_state), least=0, most=2**32 - 1
             )
-        return int(check_random_state(self.random_state).randint(2**31 - 1))
+        try:
+            random = check_random_state(self.random_state)
+        except ValueError:
+            raise ValueError(
+                "random_state must be an integer, a RandomState or None, got "
+                f"{show(self.random_state)}"
+            ) from None
+        return int(random.randint(2**31 - 1))
 
     def _check_sets(self, eval_set):
         """Returns one set or a dict of sets, with targets as the loss takes them."""
@@ -267,7 +275,7 @@ class Boosting(BaseEstimator):
         if not isinstance(part, tuple) or not 2 <= len(part) <= 5:
             raise ValueError(
                 f"eval_set must be {_CONTAINERS}, a list of such or a dict of such by "
-                f"name, got {part!r}"
+                f"name, got {show(part)}"
             )
         X, y, *rest = part
         return (X, self._read_targets(y, "eval_set"), *rest)
@@ -317,7 +325,7 @@ class Boosting(BaseEstimator):
             if self.inverse_link != "auto":
                 raise ValueError(
                     "inverse_link must be 'auto', None or a function of a score, got "
-                    f"{self.inverse_link!r}"
+                    f"{show(self.inverse_link)}"
                 )
             return losses.inverse_link(getattr(self, "_loss", None))
         return self.inverse_link
@@ -366,7 +374,7 @@ def find_loss(loss: Any, known: Mapping[str, Any] = losses.LOSSES) -> Any:
             hint_loss(loss, known, repr("{}")),
         )
         raise ValueError(
-            f"loss must be 'auto', the name of a loss, or a function, got {loss!r}"
+            f"loss must be 'auto', the name of a loss, or a function, got {show(loss)}"
             f"{hint}"
         )
     return known[loss]

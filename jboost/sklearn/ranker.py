@@ -12,6 +12,7 @@ import numpy as np
 
 from jboost.boosting.grouping import ValidationRows
 from jboost.entry.arguments import explain_arguments
+from jboost.entry.representation import show
 from jboost.losses import GROUP_LOSSES, concordance, cox
 from jboost.losses.group_targets import check_relevances
 from jboost.metrics import ndcg
@@ -185,7 +186,7 @@ def read_queries(qid: Any, group: Any, num_rows: int, prefix: str) -> np.ndarray
     if sizes.ndim != 1 or sizes.dtype.kind not in "iu" or (sizes < 1).any():
         raise ValueError(
             f"{prefix}group must be the sizes of consecutive queries, integers >= 1, "
-            f"got {sizes!r}"
+            f"got {show(sizes)}"
         )
     if sizes.sum() != num_rows:
         raise ValueError(

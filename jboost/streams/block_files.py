@@ -15,6 +15,7 @@ from zlib import crc32
 
 import numpy as np
 
+from jboost.entry.representation import show
 from jboost.streams.block_headers import Layout, read_header
 from jboost.streams.folders import BlockError
 
@@ -154,7 +155,7 @@ class BlockFile:
     def damaged(self, how: Any) -> BlockError:
         """Returns an error that says how the file is damaged."""
         path = os.fspath(self.block.path)
-        return BlockError(f"block {self.block.number} is damaged: {path!r}: {how}")
+        return BlockError(f"block {self.block.number} is damaged: {show(path)}: {how}")
 
 
 def open_block(block: Block) -> BufferedReader:

@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 from jboost.entry.programs import Compiled
+from jboost.entry.representation import show
 
 _UNITS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 _LEAST_MEMORY = 1 << 16
@@ -18,7 +19,7 @@ def read_bytes(memory: Any) -> int:
     """Returns the number of bytes that the argument ``memory`` stands for."""
     expected = f"memory must be a number of bytes >= {_LEAST_MEMORY} or like '512 MiB'"
     if isinstance(memory, bool) or not isinstance(memory, str | int | np.integer):
-        raise TypeError(f"{expected}, got {memory!r}")
+        raise TypeError(f"{expected}, got {show(memory)}")
     if isinstance(memory, str):
         found = re.fullmatch(r"\s*([\d.]+)\s*([kmgt]?)(i?)b?\s*", memory.lower())
         try:
@@ -26,10 +27,10 @@ def read_bytes(memory: Any) -> int:
         except ValueError:
             number = np.nan
         if not found or not np.isfinite(number):
-            raise ValueError(f"{expected}, got {memory!r}")
+            raise ValueError(f"{expected}, got {show(memory)}")
         memory = int(number * (1024 if found[3] else 1000) ** _UNITS[found[2]])
     if memory < _LEAST_MEMORY:
-        raise ValueError(f"{expected}, got {memory!r}")
+        raise ValueError(f"{expected}, got {show(memory)}")
     return int(memory)
 
 

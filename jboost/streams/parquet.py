@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from jboost.entry import checks
+from jboost.entry.representation import show
 from jboost.model.containers import FileError
 from jboost.streams.batches import BATCH_ROWS
 
@@ -99,7 +100,7 @@ def _check_features(features, target):
     for name in _names(target):
         if name in features:
             raise ValueError(
-                f"features must not contain the target, got {name!r} as both"
+                f"features must not contain the target, got {show(name)} as both"
             )
     if len({*features}) < len(features):
         raise ValueError(f"features must be different columns, got {[*features]}")
@@ -110,14 +111,16 @@ def _check_columns(schema, columns, path, types):
     for name in columns:
         if name not in schema.names:
             raise ValueError(
-                f"{path!r} must have a column {name!r}, has {schema.names}"
+                f"{show(path)} must have a column {show(name)}, has "
+                f"{show(schema.names)}"
             )
     for name in columns:
         kind = schema.field(name).type
         tests = (types.is_integer, types.is_floating, types.is_boolean, types.is_null)
         if not any(test(kind) for test in (*tests, types.is_decimal)):
             raise TypeError(
-                f"column {name!r} of {path!r} must hold numbers, got {kind}; encode "
+                f"column {show(name)} of {show(path)} must hold numbers, got {kind}; "
+                "encode "
                 "strings and dates as numbers first"
             )
 
@@ -142,7 +145,7 @@ def _naming(path, pyarrow):
     try:
         yield
     except (OSError, pyarrow.ArrowException) as error:
-        raise FileError(f"{path!r} cannot be read as parquet: {error}") from error
+        raise FileError(f"{show(path)} cannot be read as parquet: {error}") from error
 
 
 def _pick(part, role):
@@ -161,8 +164,10 @@ def _find_files(paths):
             text = os.path.join(glob.escape(text), "*.parquet")
         found = [text] if os.path.isfile(text) else sorted(glob.glob(text))
         if not found:
-            raise ValueError(f"paths must name parquet files, found none at {path!r}")
+            raise ValueError(
+                f"paths must name parquet files, found none at {show(path)}"
+            )
         files += found
     if not files:
-        raise ValueError(f"paths must name parquet files, got none in {paths!r}")
+        raise ValueError(f"paths must name parquet files, got none in {show(paths)}")
     return files

@@ -19,6 +19,7 @@ from tqdm import tqdm
 from jboost.codes.bins import Bins
 from jboost.entry import checks
 from jboost.entry.collectives import gather_numbers, process_number
+from jboost.entry.representation import show
 from jboost.kernels.settling import settle_implementation
 from jboost.streams.batches import RowBatch, as_source, checked_batches
 from jboost.streams.block_rounds import BlockRunner
@@ -238,7 +239,7 @@ def stream(
         folders = (folders,)
     for folder in folders:
         if not isinstance(folder, str | os.PathLike):
-            raise TypeError(f"directories must be paths, got {folder!r}")
+            raise TypeError(f"directories must be paths, got {show(folder)}")
     if bins is not None and not isinstance(bins, Bins):
         raise TypeError(f"bins must be Bins or None, got {type(bins).__name__}")
     if block_rows is not None:

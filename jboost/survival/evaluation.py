@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike, Float, Shaped
 
 from jboost.entry.decorators import traceable
+from jboost.entry.representation import show
 from jboost.losses.risk_sets import find_risk_sets, sum_at_risk
 from jboost.numerics.cumulative import cumulate
 from jboost.survival.reading import read_rows, read_times
@@ -64,7 +65,7 @@ def kaplan_meier(
     """
     if outcome not in get_args(Outcome):
         wanted = get_args(Outcome)
-        raise ValueError(f"outcome must be one of {wanted}, got {outcome!r}")
+        raise ValueError(f"outcome must be one of {wanted}, got {show(outcome)}")
     rows = read_rows(targets, weights, entries=outcome == "event")
     sets = find_risk_sets(rows, jnp.asarray(rows["weights"]), "breslow")
     if outcome == "event":

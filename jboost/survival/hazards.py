@@ -16,6 +16,7 @@ import numpy as np
 from jaxtyping import Array, ArrayLike, Float, Shaped
 
 from jboost.entry.decorators import on_host, traceable
+from jboost.entry.representation import show
 from jboost.losses.groups import log
 from jboost.losses.risk_sets import Ties, find_risk_sets, sum_risks
 from jboost.losses.survival import ROOT, scale_risks
@@ -186,7 +187,7 @@ def _number_groups(baseline, groups, shape):
     unknown = sorted({*ids.tolist()} - {*known}, key=str)
     if unknown:
         raise ValueError(
-            f"groups must be strata of the baseline hazard, got {unknown[0]!r}"
+            f"groups must be strata of the baseline hazard, got {show(unknown[0])}"
         )
     return np.array([known[each] for each in ids.tolist()], np.int32)
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from jboost.entry.representation import show
 from jboost.entry.warning import warn_user
 from jboost.tables.frames import read_values
 from jboost.tables.orders import first_rows
@@ -22,7 +23,7 @@ def warn_of_collisions(x: Any) -> None:
     """Warns once if distinct values of a column become equal in float32."""
     count = _count_stored if is_sparse(x) else _count_columns
     for feature, dtype, num_rows, before, after in count(x):
-        if _warn(f"column {feature!r} of x", dtype, num_rows, before, after):
+        if _warn(f"column {show(feature)} of x", dtype, num_rows, before, after):
             return
 
 

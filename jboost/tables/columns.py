@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float, Shaped
 
+from jboost.entry.representation import show
 from jboost.tables.categories import Category, warn_of_unseen
 
 Values = tuple[Category, ...]
@@ -95,12 +96,12 @@ def read_cells(
     elif known is None:
         raise TypeError(
             f"{column.label} must hold numbers, as in training, got categories "
-            f"({column.dtype}), such as {values[0]!r}"
+            f"({column.dtype}), such as {show(values[0])}"
         )
     if known and values and isinstance(known[0], str) != isinstance(values[0], str):
         raise TypeError(
-            f"{column.label} must hold categories such as {known[0]!r}, as in "
-            f"training, got {values[0]!r}"
+            f"{column.label} must hold categories such as {show(known[0])}, as in "
+            f"training, got {show(values[0])}"
         )
     indices = _number_values(known)
     unknown = [] if new else [value for value in values if value not in indices]
@@ -123,7 +124,7 @@ def _number_values(known: Values) -> dict[Category, float]:
 def _doubt(column, values, numbers):
     """Returns a warning if the strings look like numbers or identifiers, else None."""
     if all(map(_is_numeric, values)):
-        problem = f"only strings that look like numbers, such as {values[0]!r}"
+        problem = f"only strings that look like numbers, such as {show(values[0])}"
         remedy = "convert it to numbers if their order matters"
     else:
         rows = np.count_nonzero(~np.isnan(numbers))

@@ -16,6 +16,7 @@ import numpy as np
 
 from jboost.entry.arrays import as_array, fill_mask, refuse_mask
 from jboost.entry.labels import check_labels, read_labels
+from jboost.entry.representation import show
 from jboost.tables.columns import Column, Values, read_cells, read_numbers
 from jboost.tables.sparse import check_shape, is_sparse, read_columns
 from jboost.tables.wide_columns import WideColumn
@@ -221,7 +222,7 @@ def read_values(values: Any, name: str) -> Any:
     table = find_columns(values, name)
     if table is not None:
         columns = [
-            read_numbers(Column(f"column {label!r} of {name}", column))
+            read_numbers(Column(f"column {show(label)} of {name}", column))
             for label, column in table.items()
         ]
         return columns[0] if len(columns) == 1 else np.stack(columns, axis=1)

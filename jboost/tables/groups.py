@@ -16,6 +16,7 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, Float, Int32
 
+from jboost.entry.representation import show
 from jboost.numerics.ids import number_ids, read_ids
 from jboost.numerics.padding import padded_size
 
@@ -98,7 +99,7 @@ def random_groups(size: int) -> RowGroups:
       RowGroups(random groups of 256 rows)
     """
     if isinstance(size, bool) or not isinstance(size, int | np.integer) or size < 2:
-        raise ValueError(f"size must be an integer >= 2, got {size!r}")
+        raise ValueError(f"size must be an integer >= 2, got {show(size)}")
     return RowGroups((), None, None, None, "random", int(size), 0)
 
 
@@ -125,7 +126,7 @@ def make_groups(ids: Any, *, padded: bool = True) -> Any:
         if ids != "all":
             raise ValueError(
                 f"groups must be an id for each row, 'all' or jb.random_groups(n), got "
-                f"{ids!r}"
+                f"{show(ids)}"
             )
         return RowGroups((), None, None, None, "all", 0, 1)
     number: Any

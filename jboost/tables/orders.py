@@ -12,6 +12,7 @@ import numpy as np
 from jaxtyping import Shaped
 
 from jboost.entry.arrays import fill_mask
+from jboost.entry.representation import show
 from jboost.tables.columns import Column, is_gap, list_levels, read_numbers
 from jboost.tables.frames import find_columns, find_frame
 from jboost.tables.sparse import is_sparse
@@ -29,7 +30,7 @@ def list_orders(x: Any) -> dict[int, list[Any]]:
     table = None if is_sparse(x) else find_columns(x, "x")
     columns = [] if table is None else table.items()
     orders = {
-        feature: _list_order(Column(f"column {label!r} of x", column))
+        feature: _list_order(Column(f"column {show(label)} of x", column))
         for feature, (label, column) in enumerate(columns)
     }
     return {f: levels for f, levels in orders.items() if levels is not None}
@@ -42,7 +43,7 @@ def first_rows(x: Any, num_rows: int) -> Iterator[tuple[Any, np.ndarray]]:
         yield from enumerate(np.asarray(fill_mask(x))[:num_rows].T)
         return
     for label, column in table.items():
-        head: Any = Column(f"column {label!r} of x", column[:num_rows])
+        head: Any = Column(f"column {show(label)} of x", column[:num_rows])
         numeric = (
             head.dtype.kind in "fiu"
             if isinstance(column, np.ndarray)

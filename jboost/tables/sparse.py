@@ -14,6 +14,7 @@ import jax
 import numpy as np
 from jax.core import Tracer
 
+from jboost.entry.representation import show
 from jboost.tables.wide_columns import WideColumn
 
 Absent = Literal["missing", "zero"]
@@ -44,7 +45,7 @@ class SparseMatrix(NamedTuple):
 def check_absent(absent: Any) -> None:
     """Checks that ``absent`` is "missing", "zero" or None."""
     if absent is not None and not (isinstance(absent, str) and absent in ABSENT):
-        raise ValueError(f"absent must be one of {ABSENT} or None, got {absent!r}")
+        raise ValueError(f"absent must be one of {ABSENT} or None, got {show(absent)}")
 
 
 def check_gaps(absent: Absent | None, matrix: SparseMatrix, name: str) -> None:
@@ -214,7 +215,7 @@ def _sort_jax(x, name, by_column):
     if not isinstance(x, kinds.BCOO | kinds.BCSR) or x.n_batch or x.n_dense:
         raise TypeError(
             f"{name} must be a scipy.sparse matrix, or a BCOO or BCSR matrix without "
-            f"batch or dense dimensions, got {x!r}"
+            f"batch or dense dimensions, got {show(x)}"
         )
     if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(x)):
         raise TypeError(

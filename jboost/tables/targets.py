@@ -15,6 +15,7 @@ from jax.core import Tracer
 from jaxtyping import Array
 
 from jboost.entry.arrays import as_array, refuse_mask
+from jboost.entry.representation import show
 from jboost.tables.collisions import warn_of_rounding
 from jboost.tables.frames import read_values
 from jboost.tables.offsets import check_finite, narrow_floats
@@ -41,7 +42,7 @@ def check_targets(
     elif isinstance(y, list):
         y = _stack_list(y, name)
     if not jax.tree.leaves(y):
-        raise ValueError(f"{name} must contain at least one array, got {y!r}")
+        raise ValueError(f"{name} must contain at least one array, got {show(y)}")
 
     def check(leaf):
         given = array = _read_numbers(leaf, name)

@@ -23,6 +23,7 @@ from jboost.boosting.settings import Settings
 from jboost.boosting.sharding import EVERYWHERE
 from jboost.boosting.state import Arrays, Problem, estimate_parameters
 from jboost.entry.programs import compiled
+from jboost.entry.representation import show
 from jboost.model.ensemble import Ensemble, check_model, map_rounds
 from jboost.model.predicting import leaf_indices
 from jboost.model.slices import take_part
@@ -53,12 +54,12 @@ def check_start(model: Any, settings: Settings) -> Ensemble:
     if not isinstance(init_score, str) or init_score != "auto":
         raise ValueError(
             "init_score must be 'auto' where a model is given, whose own is kept, got "
-            f"{init_score!r}"
+            f"{show(init_score)}"
         )
     if None not in (absent, model.absent) and model.absent != absent:
         raise ValueError(
             f"absent must be {model.absent!r}, as the model was trained, got "
-            f"{absent!r}; to change it, use dataclasses.replace(model, "
+            f"{show(absent)}; to change it, use dataclasses.replace(model, "
             f"absent={absent!r})"
         )
     warn_of_float32(model, "training, and the model that continues from it,")
@@ -80,7 +81,7 @@ def match_columns(
         expected, got = next(pair for pair in pairs if pair[0] != pair[1])
         raise ValueError(
             "x must have the columns of the model in the same order, expected "
-            f"{expected!r}, got {got!r}"
+            f"{show(expected)}, got {show(got)}"
         )
     return feature_names or known
 

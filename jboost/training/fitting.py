@@ -18,11 +18,7 @@ from tqdm import tqdm
 from jboost import losses
 from jboost.boosting.settings import Regularization
 from jboost.entry.arguments import explain_arguments
-from jboost.entry.collectives import (
-    gather_numbers,
-    num_processes,
-    use_processes,
-)
+from jboost.entry.collectives import gather_numbers, num_processes, use_processes
 from jboost.entry.decorators import on_host
 from jboost.kernels.grow_cpu import keep_scratch
 from jboost.kernels.library import takes_implementation
@@ -44,7 +40,7 @@ from jboost.training.fingerprints import (
     describe_run,
     take_fingerprint,
 )
-from jboost.training.history import History
+from jboost.training.history import Trained
 from jboost.training.host_loop import FitRun, run_rounds
 from jboost.training.locks import lock_checkpoint
 from jboost.training.pacing import open_bar
@@ -59,11 +55,13 @@ from jboost.training.request import (
 from jboost.training.scoring import By, Metrics
 from jboost.training.spreading import spans_processes
 from jboost.training.starting import start, start_position, start_record
+from jboost.training.two_classes import hint_at_classes
 from jboost.trees.candidates import Candidates, CandidateWeights
 from jboost.trees.leaves import LeafSolver
 
 
 @explain_arguments
+@hint_at_classes
 @on_host("call jb.boost there")
 @takes_implementation
 def fit(
@@ -118,7 +116,7 @@ def fit(
     model: Ensemble | None = None,
     checkpoint: str | PathLike[str] | None = None,
     checkpoint_rounds: int = 50,
-) -> tuple[Ensemble, History]:
+) -> Trained:
     """Trains a model for any differentiable loss.
 
     F_0 = init_score + offset;  F_m = F_{m-1} + learning_rate * tree_m, where each
@@ -314,17 +312,17 @@ def fit(
       checkpoint_rounds: after how many rounds the file is written anew.
 
     Returns:
-      The model and its history.
+      The model and its history, ``model, history = jb.fit(x, y)``.
 
     Raises:
       TypeError, ValueError: for bad arguments, before training; the checkpoint is of
         another run (the error names what differs), or damaged (a FileError).
-      MemoryError: rows, histograms or the model cannot fit into memory.
+      MemoryError: rows, histograms or the model cannot fit into memory, or it ran out
+        before the first round.
       TrainingError: no row has a gradient to learn from, the loss stopped being
         finite, a metric or callback failed, a checkpoint cannot be written, memory
         ran out in a round, the machine is taken away, or another process of the run
         was lost; carries the model until then.
-      MemoryError: memory ran out before the first round.
       TrainingInterrupted: ctrl-C; a KeyboardInterrupt that carries the model so far.
 
     Example:
@@ -341,7 +339,7 @@ def fit(
         return _train(read_request(given, mesh))
 
 
-def _train(request: FitRequest) -> tuple[Ensemble, History]:
+def _train(request: FitRequest) -> Trained:
     """Prepares the rows, and makes the rounds."""
     if num_processes() > 1:
         compare_processes(describe_call(request))

@@ -6,14 +6,15 @@ In: losses and metrics by round. Out: a History.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from jboost.entry.attributes import make_attribute_error
 from jboost.entry.packages import import_pandas
 from jboost.entry.representation import MOST_LINES, cut
 from jboost.model.ensemble import Ensemble
-from jboost.training.scoring import BY_LOSS, Criterion
+from jboost.training.comparing import BY_LOSS, Criterion
 
 UNNAMED = "validation"  # the name of a set that was given without one
 
@@ -28,7 +29,8 @@ class History:
         were given by name; None without.
       metrics: {set: {metric: [R]}}; the training rows are the set "train".
       best_round: the best round (from 0) on the first validation set, by ``by``; the
-        last one without a validation set; -1 if there was no round.
+        last one without a validation set; -1 if there was no round, or if ``by`` is NaN
+        or infinite in all of them.
       choices: what each "auto" stood for, the initial score, and the rule that gave
         it, ``"init_score_rule"``: "argmin", "median", "given", "fallback" where no
         row had a gradient at the argmin, so that training starts elsewhere, or "half
@@ -55,16 +57,36 @@ class History:
     parameters: Any = ()
     by: Criterion = BY_LOSS
 
+    @property
+    def best_loss(self) -> float:
+        """The value of ``by``, a loss or a metric, after the best round.
+
+        It is that of the first validation set, or without one the loss of the training
+        rows; NaN if there is no best round.
+        """
+        if self.best_round < 0:
+            return float("nan")
+        values = self.train_loss
+        if self.validation_loss is not None:
+            by_name = self.validation_loss
+            by_name = by_name if isinstance(by_name, dict) else {UNNAMED: by_name}
+            name, values = next(iter(by_name.items()))
+            if self.by.metric is not None:
+                values = self.metrics[name][self.by.metric]
+        return float(values[self.best_round])
+
     def __repr__(self) -> str:
         """Shows the first, the best and the last value of each curve."""
         rounds, best = len(self.train_loss), self.best_round
         title = f"History of {rounds} rounds"
         if rounds == 0:
             return title
-        title += f", best round {best} by {self.by.name} ({self.by.direction})"
+        found = f"best round {best}" if best >= 0 else "no best round"
+        title += f", {found} by {self.by.name} ({self.by.direction})"
         rows = [["", "first", "best", "last"]]
         for name, values in self._curves().items():
-            chosen = (values[0], values[best], values[-1])
+            middle = values[best] if best >= 0 else np.nan
+            chosen = (values[0], middle, values[-1])
             rows.append([name, *(f"{value:.5g}" for value in chosen)])
         lines = cut(_align(rows), MOST_LINES - 1, "curves")
         return "\n".join([title, *lines])
@@ -97,6 +119,24 @@ class History:
         if self.oob_improvement is not None:
             curves["oob_improvement"] = self.oob_improvement
         return curves
+
+
+class Trained(NamedTuple):
+    """The result of ``fit``: ``model, history = jb.fit(x, y)``.
+
+    Attributes:
+      model: the trees.
+      history: the curves of training.
+    """
+
+    model: Ensemble
+    history: History
+
+    def __getattr__(self, name: str) -> Any:
+        """Says that there are two things in it."""
+        raise make_attribute_error(
+            "what jb.fit returns, (model, history),", name, "; use one of these two"
+        )
 
 
 class TrainingError(RuntimeError):

@@ -26,23 +26,25 @@ from jboost.entry.collectives import (
     process_number,
 )
 from jboost.entry.implementation import use_implementation
+from jboost.entry.representation import show
 from jboost.entry.results import fetch, is_out_of_memory
-from jboost.model.ensemble import Ensemble
+from jboost.entry.warning import warn_user
 from jboost.objective.faults import warn_of_lost_rows
 from jboost.tables.frames import SourceError
 from jboost.training.checkpoints import Checkpoint, write_checkpoint
 from jboost.training.chunks import Chunk, Job, Position, Runner
+from jboost.training.comparing import Compared, describe_gaps
 from jboost.training.history import (
-    History,
+    Trained,
     TrainingError,
     TrainingInterrupted,
     explain_divergence,
 )
+from jboost.training.idleness import describe_idleness, describe_limits, has_split
 from jboost.training.metric_calls import evaluate_metric
 from jboost.training.pacing import advance, pace_rounds, skip_to
 from jboost.training.record import Record
 from jboost.training.scoring import describe_call
-from jboost.training.starting import describe_idleness
 
 _SEEN = ("trees", "losses", "improvement", "parameters")
 
@@ -75,7 +77,7 @@ class FitRun(NamedTuple):
     bar: tqdm
 
 
-def run_rounds(run: FitRun) -> tuple[Ensemble, History]:
+def run_rounds(run: FitRun) -> Trained:
     """Makes rounds until all are made or the run stops.
 
     Raises:
@@ -84,7 +86,10 @@ def run_rounds(run: FitRun) -> tuple[Ensemble, History]:
     """
     try:
         kept = _count_rounds(run)
-        return run.record.model(kept), run.record.history(run.record.num_rounds, kept)
+        _tell_gaps(run, kept)
+        return Trained(
+            run.record.model(kept), run.record.history(run.record.num_rounds, kept)
+        )
     except KeyboardInterrupt as interrupt:
         number = run.record.num_rounds
         raise TrainingInterrupted(
@@ -121,10 +126,36 @@ def _count_rounds(run):
     return run.record.best_round(number) + 1 if run.patience else number
 
 
+def _tell_gaps(run, kept):
+    """Warns of rounds that could not be compared.
+
+    Raises:
+      TrainingError: early stopping found none that it could keep.
+    """
+    record = run.record
+    number = record.num_rounds
+    if not record.set_names or number == 0:
+        return
+    name = record.set_names[0]
+    rows = run.job.real.get(name, (None, None))
+    compared = Compared(f"set {show(name)}", record.compared(number), *rows)
+    gaps = describe_gaps(record.by, [compared])
+    if gaps is None:
+        return
+    if kept == 0:
+        raise TrainingError(
+            f"early stopping found no best round: {gaps}; pass another by, or rows on "
+            f"which it is finite; {_tell_kept(run)}",
+            record,
+            number - 1,
+        )
+    warn_user(f"{gaps}; history.best_round is none of them")
+
+
 def _make_rounds(run: FitRun) -> None:
     """Makes rounds, and records them."""
     record, position, num_rounds = run.record, run.position, len(run.job.rates)
-    stopped, over = False, _is_over(record, run.patience)
+    stopped, over, split = False, _is_over(record, run.patience), record.restored > 0
     calls = pace_rounds(
         num_rounds,
         first=record.num_rounds,
@@ -136,6 +167,8 @@ def _make_rounds(run: FitRun) -> None:
     for first, count in () if over else calls:
         chunk = _make_chunk(run, position, first, count)
         position = Position(chunk.state, chunk.set_steps)
+        made = jax.tree.map(lambda array: array[:count], chunk.trees)  # noqa: B023
+        split, sums = split or bool(has_split(made)), made.sums
         for entry in range(count):
             values = _record_round(run, chunk, entry)
             advance(run.bar, 1, values)
@@ -157,6 +190,17 @@ def _make_rounds(run: FitRun) -> None:
                 record,
                 number,
             )
+    if record.num_rounds > 0 and not split:
+        _tell_limits(run, position.state, sums)
+
+
+def _tell_limits(run, state, sums):
+    """Warns of a run whose trees have no split."""
+    job, record = run.job, run.record
+    last = jax.tree.map(lambda array: np.asarray(array[-1]), sums)
+    reason = describe_limits(job.problem, job.rows, state, record.bins, last)
+    if reason is not None:
+        warn_user(f"no tree of {record.num_rounds} rounds has a split: {reason}")
 
 
 def _tell_kept(run):
@@ -317,7 +361,8 @@ def _measure(job, chunk, entry, record):
             except Exception as error:
                 number = record.num_rounds
                 raise TrainingError(
-                    f"metrics[{metric!r}] failed in round {number} on set {name!r}: "
+                    f"metrics[{show(metric)}] failed in round {number} on set "
+                    f"{show(name)}: "
                     f"{error!r}; it is called as {describe_call(function)}",
                     record,
                     number,

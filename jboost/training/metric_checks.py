@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jboost import losses, metrics
+from jboost.entry.representation import show
 from jboost.losses.group_targets import check_relevances, check_times
 from jboost.objective.masks import check_metric_mask
 from jboost.training.metric_calls import GroupMetric, HostMetric
@@ -42,7 +43,7 @@ def try_metrics(
         if isinstance(function, GroupMetric):
             if not grouped:
                 raise ValueError(
-                    f"metrics[{name!r}] takes where, as metrics of groups do, and "
+                    f"metrics[{show(name)}] takes where, as metrics of groups do, and "
                     "needs groups, got None"
                 )
             _try_group_metric(name, function.function, targets, weights, num_scores)
@@ -59,7 +60,9 @@ def try_metrics(
         try:
             jax.eval_shape(function, scores, targets, weights)
         except ValueError as error:
-            raise ValueError(f"metrics[{name!r}] cannot be computed: {error}") from None
+            raise ValueError(
+                f"metrics[{show(name)}] cannot be computed: {error}"
+            ) from None
         if bare in (*metrics.RANKS, *metrics.LABELS):
             _check_labels(name, targets, weights, num_scores)
 
@@ -68,7 +71,7 @@ def _check_one_array(name, targets):
     leaves = jax.tree.leaves(targets)
     if len(leaves) != 1 or leaves[0] is not targets:
         raise ValueError(
-            f"metrics[{name!r}] needs targets that are one array, got "
+            f"metrics[{show(name)}] needs targets that are one array, got "
             f"{jax.tree.structure(targets)}"
         )
 
@@ -91,14 +94,14 @@ def _try_group_metric(name, function, targets, weights, num_scores):
         elif bare is metrics.concordance_index:
             check_times(targets, real, "targets")
     except (TypeError, ValueError) as error:
-        raise ValueError(f"metrics[{name!r}] cannot be computed: {error}") from None
+        raise ValueError(f"metrics[{show(name)}] cannot be computed: {error}") from None
 
 
 def _check_equal_weights(name, function, weights):
     positive = np.unique(np.asarray(weights)[np.asarray(weights) > 0])
     if len(positive) > 1:
         raise ValueError(
-            f"metrics[{name!r}] must be callable as f(y_true, y_pred, "
+            f"metrics[{show(name)}] must be callable as f(y_true, y_pred, "
             "sample_weight=...) where rows have different weights, got "
             f"{inspect.signature(function)} and weights {positive[0]:g} to "
             f"{positive[-1]:g}"
@@ -116,7 +119,7 @@ def _check_labels(name, targets, weights, num_scores):
             f"0 to {num_scores - 1}" if num_scores > 1 else "0 and 1, or -1 and 1"
         )
         raise ValueError(
-            f"metrics[{name!r}] needs targets that are classes, {expected}, got "
+            f"metrics[{show(name)}] needs targets that are classes, {expected}, got "
             f"{values[:5].tolist()}{' ...' if len(values) > 5 else ''}"
         )
 

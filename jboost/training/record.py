@@ -16,9 +16,9 @@ import numpy as np
 from jboost.codes.bins import Bins
 from jboost.kernels.library import make_aligned
 from jboost.model.ensemble import Ensemble, rounds_of, to_ensemble, truncate
+from jboost.training.comparing import BY_LOSS, Criterion
 from jboost.training.history import UNNAMED, History
 from jboost.training.joining import append_rounds
-from jboost.training.scoring import BY_LOSS, Criterion
 from jboost.trees.tree import BoostedTrees, Tree
 
 
@@ -146,15 +146,18 @@ class Record:
         self.num_rounds += count
 
     def best_round(self, num_rounds: int) -> int:
-        """Returns the best of the first ``num_rounds``; what is not finite never is."""
+        """Returns the best of the first ``num_rounds``; -1 if none is finite."""
         if not self.set_names or num_rounds == 0:
             return num_rounds - 1
-        values = self._set_losses.first(num_rounds)[:, 0]
-        if self.by.metric is not None:
-            of = self.measured.index(self.set_names[0])
-            metric = self.metric_names.index(self.by.metric)
-            values = self._metrics.first(num_rounds)[:, of, metric]
-        return int(np.argmin(self.by.rank(values)))
+        return self.by.find_best(self.compared(num_rounds))
+
+    def compared(self, num_rounds: int) -> np.ndarray:
+        """Returns what the first rounds are compared by, on the first set."""
+        if self.by.metric is None:
+            return self._set_losses.first(num_rounds)[:, 0]
+        of = self.measured.index(self.set_names[0])
+        metric = self.metric_names.index(self.by.metric)
+        return self._metrics.first(num_rounds)[:, of, metric]
 
     def model(self, num_rounds: int) -> Ensemble:
         """Returns the ensemble after the first ``num_rounds`` rounds."""

@@ -13,6 +13,7 @@ import numpy as np
 from jboost.boosting.sharding import rows_of
 from jboost.boosting.state import BoostState, Problem
 from jboost.entry.collectives import agree, gather_numbers
+from jboost.entry.representation import show
 from jboost.entry.results import fetch
 from jboost.entry.stages import run_in_stages
 from jboost.objective.evaluation import Objective, loss_values
@@ -89,7 +90,7 @@ def describe_rows(place, problem, rows, bad, state):
         return 3, describe_gap(_name_targets(place), target, row)
     return 2 if never[row] else 1, (
         f"loss must be finite on {place}, got {float(values[row])} in row {row} "
-        f"for target {target} at score {score}; a target may lie "
+        f"for target {show(target)} at score {score}; a target may lie "
         "outside what the loss is defined for, the arguments of the loss may be "
         "swapped (the call is loss(score, target)), or init_score may be needed"
     )
@@ -98,7 +99,7 @@ def describe_rows(place, problem, rows, bad, state):
 def _name_targets(place):
     if place == "the data":
         return "y"
-    return "validation y" if place == UNNAMED else f"validation[{place!r}] y"
+    return "validation y" if place == UNNAMED else f"validation[{show(place)}] y"
 
 
 def _check_group_values(place, rows, pair):
@@ -129,7 +130,7 @@ def refuse_group(
     gaps, reason = np.intersect1d(members, np.flatnonzero(find_gaps(*rows.real))), ""
     if len(gaps):
         target = jax.tree.map(lambda t: t[gaps[0]].tolist(), rows.real[0])
-        reason = f" ({_name_targets(place)} is {target} in row {gaps[0]})"
+        reason = f" ({_name_targets(place)} is {show(target)} in row {gaps[0]})"
     raise ValueError(
         f"loss must be finite on {place}, got {value} for {which}{reason}; a target "
         "may lie outside what the loss is defined for, the arguments may be swapped "

@@ -23,13 +23,15 @@ from jboost.boosting.sharding import check_mesh
 from jboost.entry import checks, feature_checks
 from jboost.entry.collectives import run_on_first
 from jboost.entry.meshes import find_mesh
+from jboost.entry.representation import show
 from jboost.model.ensemble import Ensemble
 from jboost.objective.group_tracing import read_inputs
 from jboost.tables.frames import RowSource
 from jboost.tables.groups import RowGroups
+from jboost.training.comparing import Criterion
 from jboost.training.continuing import check_start, match_columns
 from jboost.training.rows import name_sets
-from jboost.training.scoring import Criterion, bind_metrics, check_metrics, read_by
+from jboost.training.scoring import bind_metrics, check_metrics, read_by
 from jboost.training.spreading import check_devices
 
 
@@ -175,7 +177,7 @@ def _read_metrics(given, settings, validated):
     by, metrics = read_by(given["by"], check_metrics(given["metrics"]))
     metrics = bind_metrics(metrics, given["loss"], settings.num_scores)
     if by.metric is not None and not validated:
-        raise ValueError(f"by={given['by']!r} needs validation=(x, y), got None")
+        raise ValueError(f"by={show(given['by'])} needs validation=(x, y), got None")
     if settings.early_stopping_rounds is not None and not validated:
         raise ValueError("early_stopping_rounds needs validation=(x, y), got None")
     return by, metrics
@@ -201,7 +203,7 @@ def _check_streamed(rows, settings):
         if value is not None and (not isinstance(value, str) or value != needed):
             raise ValueError(
                 f"{name} must be {needed!r} where x is a stream, whose rows are dense "
-                f"numbers and whose thresholds are chosen once, got {value!r}"
+                f"numbers and whose thresholds are chosen once, got {show(value)}"
             )
 
 
@@ -225,7 +227,9 @@ def may_pad_rows(loss: Any, groups: Any) -> bool:
 def _check_callbacks(callbacks):
     signature = "callback(round, history, model), or several such"
     if not callable(callbacks) and not isinstance(callbacks, tuple | list):
-        raise TypeError(f"callbacks must be callable as {signature}, got {callbacks!r}")
+        raise TypeError(
+            f"callbacks must be callable as {signature}, got {show(callbacks)}"
+        )
     watchers = (callbacks,) if callable(callbacks) else tuple(callbacks)
     for watch in watchers:
         checks.check_callable("callbacks", watch, signature)

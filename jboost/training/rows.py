@@ -27,6 +27,7 @@ from jboost.entry.collectives import (
     gather_tables,
     num_processes,
 )
+from jboost.entry.representation import show
 from jboost.numerics.padding import pad_rows, padded_size
 from jboost.tables.categories import check_values
 from jboost.tables.collisions import warn_of_rounding
@@ -257,11 +258,11 @@ def name_sets(validation: Any) -> dict[str, tuple[str, Any]]:
         return {}
     named, sets = isinstance(validation, dict), {}
     for name, parts in (validation if named else {UNNAMED: validation}).items():
-        label = f"validation[{name!r}]" if named else "validation"
+        label = f"validation[{show(name)}]" if named else "validation"
         if not isinstance(name, str) or name == "train":
             raise ValueError(
                 "validation must name its sets by strings other than 'train', by which "
-                f"the history calls the training rows, got {name!r}"
+                f"the history calls the training rows, got {show(name)}"
             )
         if not isinstance(parts, tuple | list) or not 2 <= len(parts) <= 5:
             raise ValueError(

@@ -2,16 +2,13 @@
 """Metrics, and the criterion by which rounds are compared.
 
 In: names and functions. Out: {name: f(scores, targets, weights)}, each bound to the
-inverse link that it needs; a Criterion, which ranks rounds.
+inverse link that it needs; a Criterion, which compares rounds.
 """
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
-from typing import Any, NamedTuple
-
-import numpy as np
-from jaxtyping import Float
+from typing import Any
 
 from jboost import losses, metrics
 from jboost.entry.arguments import (
@@ -21,7 +18,9 @@ from jboost.entry.arguments import (
     positional_names,
     takes_mask,
 )
+from jboost.entry.representation import show
 from jboost.entry.warning import warn_user
+from jboost.training.comparing import Criterion
 from jboost.training.metric_calls import GroupMetric, HostMetric
 
 Metrics = str | Sequence[str | Callable[..., Any]] | Mapping[str, Any] | None
@@ -35,32 +34,6 @@ _NAMES = (*metrics.METRICS, *metrics.GROUP_METRICS)
 # Losses whose scores determine probabilities, and those that determine the class.
 _CHANCES = (losses.logistic, losses.focal, losses.exponential)
 _MARGINS = (losses.hinge, losses.hinge_squared)
-
-
-class Criterion(NamedTuple):
-    """The criterion by which rounds are compared.
-
-    Attributes:
-      name: "loss", or the name of a metric.
-      direction: "min" or "max": which values are better.
-    """
-
-    name: str = "loss"
-    direction: str = "min"
-
-    @property
-    def metric(self) -> str | None:
-        """The metric's name; None for the loss."""
-        return None if self.name == "loss" else self.name
-
-    def rank(self, values: Any) -> Float[np.ndarray, "..."]:
-        """Maps values to numbers of which the least is best; not finite is worst."""
-        values = np.asarray(values, np.float64)
-        signed = -values if self.direction == "max" else values
-        return np.where(np.isfinite(values), signed, np.inf)
-
-
-BY_LOSS = Criterion()
 
 
 def check_metrics(given: Any) -> dict[str, Callable[..., Any]]:
@@ -84,15 +57,16 @@ def check_metrics(given: Any) -> dict[str, Callable[..., Any]]:
         if name in found or name == "loss":
             raise ValueError(
                 "metrics must have different names other than 'loss', got "
-                f"{name!r}{' twice' if name in found else ''}"
+                f"{show(name)}{' twice' if name in found else ''}"
             )
         function = _find(value) if isinstance(value, str) else value
         if not callable(function):
             raise TypeError(
-                f"metrics[{name!r}] must be callable as {SIGNATURE}, got {function!r}"
+                f"metrics[{show(name)}] must be callable as {SIGNATURE}, got "
+                f"{show(function)}"
             )
         if not _is_grouped(function):
-            _check_signature(f"metrics[{name!r}]", function)
+            _check_signature(f"metrics[{show(name)}]", function)
         found[name] = function
     return found
 
@@ -105,7 +79,7 @@ def _name(metric):
     if name is None or name == "<lambda>":
         raise TypeError(
             f"metrics must be a dict {{name: function}} where a function has no name, "
-            f"got {metric!r}"
+            f"got {show(metric)}"
         )
     return name, metric
 
@@ -115,7 +89,7 @@ def _find(name):
     if found is None:
         raise ValueError(
             f"metrics must be out of {_NAMES}, or 'ndcg@10' for the first 10 ranks, "
-            f"got {name!r}{hint_metric(name, _NAMES, metrics.TRUNCATED)}"
+            f"got {show(name)}{hint_metric(name, _NAMES, metrics.TRUNCATED)}"
         )
     return found
 
@@ -215,8 +189,9 @@ def _bind(name, function, loss, num_scores, given):
         wanted = "labels" if labels else "probabilities"
         own = "softmax" if num_scores > 1 else "sigmoid"
         raise ValueError(
-            f"metrics[{name!r}] needs {wanted}, and how loss {_describe(loss)} gives "
-            f"them is not known; bind the link: {{{name!r}: partial(jb.metrics."
+            f"metrics[{show(name)}] needs {wanted}, and how loss {_describe(loss)} "
+            "gives "
+            f"them is not known; bind the link: {{{show(name)}: partial(jb.metrics."
             f"{bare.__name__}, inverse_link=jax.nn.{own})}}"
         )
     try:
@@ -261,11 +236,11 @@ def read_by(
     pair = (by, None) if isinstance(by, str) else by
     if not isinstance(pair, tuple) or len(pair) != 2 or not isinstance(pair[0], str):
         raise TypeError(
-            f"by must be 'loss', the name of a metric or (name, 'max'), got {by!r}"
+            f"by must be 'loss', the name of a metric or (name, 'max'), got {show(by)}"
         )
     name, direction = pair
     if direction not in (None, "min", "max"):
-        raise ValueError(f"by must be (name, 'min') or (name, 'max'), got {by!r}")
+        raise ValueError(f"by must be (name, 'min') or (name, 'max'), got {show(by)}")
     if name == "loss":
         if direction == "max":
             raise ValueError("by must not maximize the loss, got ('loss', 'max')")
@@ -276,7 +251,7 @@ def read_by(
             hint = hint_metric(name, (*found, *_NAMES), metrics.TRUNCATED)
             raise ValueError(
                 f"by must be 'loss', one of metrics, {(*found,)}, or one of {_NAMES}, "
-                f"or 'ndcg@10' for the first 10 ranks, got {name!r}{hint}"
+                f"or 'ndcg@10' for the first 10 ranks, got {show(name)}{hint}"
             )
         found = {**found, name: function}
     if direction is None:
@@ -295,7 +270,8 @@ def _find_direction(name, function):
     known = {name, name.partition("@")[0], own} & maximized
     if known or own.endswith("_score") or name.endswith("_score"):
         raise ValueError(
-            f"by must say which values of metric {name!r} are better, ({name!r}, 'max')"
-            f" or ({name!r}, 'min'), got {name!r}"
+            f"by must say which values of metric {show(name)} are better, "
+            f"({show(name)}, 'max')"
+            f" or ({show(name)}, 'min'), got {show(name)}"
         )
     return "min"

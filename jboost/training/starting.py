@@ -14,24 +14,20 @@ from jaxtyping import Array
 from jboost.boosting.auto import decide_by_data
 from jboost.boosting.first_sums import no_sizes
 from jboost.boosting.reports import weigh_losses
-from jboost.boosting.sharding import EVERYWHERE, rows_of
+from jboost.boosting.sharding import rows_of
 from jboost.boosting.state import (
-    Arrays,
     BoostState,
     Problem,
     StartPoint,
-    Static,
-    bind_groups,
     bind_objective,
     start_state,
 )
 from jboost.entry.collectives import agree
 from jboost.entry.efforts import FEW, FULL
 from jboost.entry.programs import Compiled, compiled
+from jboost.entry.representation import show
 from jboost.entry.results import fetch
 from jboost.entry.stages import run_in_stages
-from jboost.objective.coupled import group_gradient
-from jboost.objective.curvature import derivatives
 from jboost.objective.evaluation import Objective, gradients, loss_values
 from jboost.training.chunks import Job, Position, choose_effort, no_trees
 from jboost.training.record import Record
@@ -39,7 +35,7 @@ from jboost.training.refusing import check_slopes, check_values
 from jboost.training.rows import PaddedRows
 from jboost.training.sharded import compile_for_rows, compile_start
 from jboost.trees.initial import START_RULES, MedianStart
-from jboost.trees.slopes import count_group_slopes, count_slopes, is_endless
+from jboost.trees.slopes import is_endless
 
 
 def start(
@@ -189,40 +185,8 @@ def _check_found(problem, rows, state, slopes, setting):
         target = jax.tree.map(lambda t: t[row].tolist(), targets)
         raise ValueError(
             f"{setting} needs a loss that has a minimum of its own in every row, got "
-            f"none in row {row} for target {target}"
+            f"none in row {row} for target {show(target)}"
         )
-
-
-def describe_idleness(
-    problem: Problem, rows: PaddedRows, state: BoostState
-) -> str | None:
-    """Explains why no tree can learn from the gradients at a state; None if one can.
-
-    Rows that are all at their own minimum leave nothing to learn, which is no error.
-    """
-    static = (_idleness_program, problem.loss, problem.method.curvature)
-    run = compiled(*static)
-    if rows.spread is not None:
-        run = compile_for_rows(rows.spread, *static, results=EVERYWHERE)
-    found = run(problem.constants, problem.data, state)
-    if not found.not_finite and not found.stuck():
-        return None
-    start = np.asarray(state.init_score).tolist()
-    branch = (
-        ". A gradient is NaN beside a finite loss where a branch of jnp.where that is "
-        "not taken has no derivative"
-    )
-    advice = "look at the loss there with jb.inspect_loss, or pass another init_score"
-    if problem.loss.coupled:
-        advice = (
-            "a ranking needs rows of different relevance in one group, survival an "
-            "event with other rows at risk; else pass an offset or another init_score"
-        )
-    return (
-        f"of {found.rows} rows of positive weight, {found.not_finite} have a gradient "
-        f"that is NaN or infinite and {found.zero} one that is zero (init_score "
-        f"{start}); {advice}{branch if found.not_finite else ''}"
-    )
 
 
 def refuse_endless() -> NoReturn:
@@ -265,23 +229,6 @@ def _find_slopes(loss, constants, data, state):
     parameters = state.parameters
     objective = Objective(loss, constants, data.targets, parameters, None)
     return gradients(objective, state.scores)
-
-
-def _idleness_program(loss, curvature, constants, data, state):
-    if loss.coupled:
-        none: Any = None
-        problem = Problem(Static(loss, none), Arrays(constants, none, data))
-        objective = bind_groups(problem, state, data.weights)
-        slopes = group_gradient(objective, state.scores)
-        return count_group_slopes(slopes, data.weights)
-    objective = Objective(
-        loss, constants, data.targets, state.parameters, state.minimizer, state.kinks,
-        state.coupling,
-    )  # fmt: skip
-    found = derivatives(
-        objective, state.scores, data.weights, curvature, seed=state.words
-    )
-    return count_slopes(objective, found.gradient, state.scores, data.weights)
 
 
 def start_record(request: Any, prepared: Any, job: Job, state: BoostState, rule: str):
