@@ -70,7 +70,8 @@ class _Shortened(reprlib.Repr):
 
     def repr1(self, x: Any, level: int) -> str:
         """Formats a value; arrays and tables by type, shape and first items."""
-        shape, dtype = getattr(x, "shape", None), getattr(x, "dtype", None)
+        shape: Any = getattr(x, "shape", None)
+        dtype = getattr(x, "dtype", None)
         held = isinstance(shape, tuple) and shape != () and not isinstance(x, type)
         if not held or isinstance(x, Tracer):
             return super().repr1(x, level)

@@ -15,7 +15,7 @@ from jaxtyping import ArrayLike, Float, Shaped
 
 from jboost.entry import checks, feature_checks
 from jboost.entry.decorators import on_host
-from jboost.entry.representation import show_fields
+from jboost.entry.representation import show, show_fields
 from jboost.model.ensemble import Model, read_model
 from jboost.model.predicting import predict
 from jboost.model.wide_thresholds import warn_of_float32

@@ -8,8 +8,6 @@ Scores may have any units: a mean in dollars beside the logarithm of a scale. Nu
 different scores must not be added, or a change of units would change the model.
 """
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -77,8 +75,8 @@ def _find_of_many(objective, scores, weights):
     along = _scale(unit, direction)
     rows = diagonal, row_products(objective, scores, along)
     parts = *rows, find_dependent(objective, scores)
-    means: Any = [weighted_mean(_magnitudes(part), weights) for part in parts]
-    return _conclude(_list_sums(*means, along), direction, along)
+    own, product, others = (weighted_mean(_magnitudes(p), weights) for p in parts)
+    return _conclude(_list_sums(own, product, others, along), direction, along)
 
 
 @elementwise

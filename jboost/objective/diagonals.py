@@ -62,7 +62,8 @@ def trace_diagonal(gradient: Program, num_scores: int) -> Program | None:
         values = dict(zip(jaxpr.invars, inputs, strict=True))
         for equation in jaxpr.eqns:
             _carry(equation, values, slopes, num_scores)
-        return [_diagonal_of(slopes.get(jaxpr.outvars[0]), num_scores)]
+        outcome: Any = jaxpr.outvars[0]
+        return [_diagonal_of(slopes.get(outcome), num_scores)]
 
     try:
         return retrace(gradient, diagonal)

@@ -21,7 +21,7 @@ from jboost.entry.arguments import explain_arguments
 from jboost.entry.decorators import on_host
 from jboost.entry.efforts import FULL
 from jboost.entry.programs import compiled
-from jboost.entry.representation import show_fields
+from jboost.entry.representation import show, show_fields
 from jboost.kernels.library import takes_implementation
 from jboost.kernels.settling import settle_implementation
 from jboost.model.ensemble import Ensemble, check_model

@@ -93,6 +93,7 @@ def describe_limits(
         np.asarray(state.pointed), np.asarray(state.least_rows), method.leaf_solver,
         limits.min_child_samples,
     ).min_child_samples  # fmt: skip
+    samples = np.min(samples)  # of all scores
     size, reasons = int(found.rows), []
     if samples > size:  # larger numbers have been cut
         reasons.append(
