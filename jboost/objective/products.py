@@ -6,7 +6,7 @@ others, and a direction without curvature. A Hessian has K^2 numbers, a product 
 much as a gradient: N K operations, and K numbers for each row.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
