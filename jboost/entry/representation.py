@@ -70,10 +70,8 @@ class _Shortened(reprlib.Repr):
 
     def repr1(self, x: Any, level: int) -> str:
         """Formats a value; arrays and tables by type, shape and first items."""
-        shape: Any = getattr(x, "shape", None)
-        dtype = getattr(x, "dtype", None)
-        held = isinstance(shape, tuple) and shape != () and not isinstance(x, type)
-        if not held or isinstance(x, Tracer):
+        shape, dtype = getattr(x, "shape", None), getattr(x, "dtype", None)
+        if not isinstance(shape, tuple) or shape == () or isinstance(x, type | Tracer):
             return super().repr1(x, level)
         kind = "" if isinstance(x, np.ndarray | jax.Array) else f"{type(x).__name__} "
         if dtype is None:

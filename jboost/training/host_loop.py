@@ -156,7 +156,7 @@ def _make_rounds(run: FitRun) -> None:
     """Makes rounds, and records them."""
     record, position, num_rounds = run.record, run.position, len(run.job.rates)
     stopped, over, split = False, _is_over(record, run.patience), record.restored > 0
-    sums: Any = None
+    sums = record.no_trees.sums
     calls = pace_rounds(
         num_rounds,
         first=record.num_rounds,
