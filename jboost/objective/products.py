@@ -6,7 +6,7 @@ others, and a direction without curvature. A Hessian has K^2 numbers, a product 
 much as a gradient: N K operations, and K numbers for each row.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -127,7 +127,8 @@ def find_flat_direction(
     def step(state):
         return _step(state, multiply(multiply(state.along)))
 
-    vector = np.random.default_rng(0).normal(size=scores.shape[0]).astype(np.float32)
+    start = np.random.default_rng(0).normal(size=scores.shape[0])
+    vector: Any = start.astype(np.float32)
     for _ in range(2):  # what rounding leaves of other directions is relative to it
         vector = _normalize(repeat_while(unfinished, step, _begin(vector)).left)
     return vector

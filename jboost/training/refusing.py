@@ -12,7 +12,10 @@ import numpy as np
 
 from jboost.boosting.sharding import rows_of
 from jboost.boosting.state import BoostState, Problem
-from jboost.entry.collectives import agree, gather_numbers
+from jboost.entry.exchanges import (
+    agree,
+    gather_numbers,
+)
 from jboost.entry.results import fetch
 from jboost.entry.stages import run_in_stages
 from jboost.objective.evaluation import Objective, loss_values
@@ -53,6 +56,17 @@ def check_values(
     with agree():
         if 0 < doubt == worst:
             raise ValueError(message)
+
+
+def refuse_rows(
+    place: str,
+    problem: Problem,
+    rows: PaddedRows,
+    bad: np.ndarray,
+    state: BoostState,
+) -> NoReturn:
+    """Raises for the first of some rows of this process whose loss is not finite."""
+    raise ValueError(_describe_rows(place, problem, rows, bad, state)[1])
 
 
 def _describe_rows(place, problem, rows, bad, state):
