@@ -6,7 +6,9 @@ import pandas as pd
 
 from jboost.codes.binning import fit_frame
 from jboost.codes.gathering import unite_frames
-from jboost.entry.collectives import use_processes
+from jboost.entry.exchanges import (
+    use_processes,
+)
 from jboost.tables.frames import Frame, read_frame
 
 CASES = {

@@ -3,7 +3,9 @@
 
 import numpy as np
 
-from jboost.entry.collectives import use_processes
+from jboost.entry.exchanges import (
+    use_processes,
+)
 from jboost.sketches.ordered import OrderedSketch
 
 EPS = 1 / 16  # blocks of 784 rows

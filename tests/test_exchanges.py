@@ -18,8 +18,14 @@ from jboost.boosting.first_sums import (
     no_sizes,
     sum_first,
 )
-from jboost.entry.collectives import Shards, exchange, use_shards
-from jboost.entry.collectives import total as add_up
+from jboost.entry.collectives import (
+    Shards,
+    exchange,
+    use_shards,
+)
+from jboost.entry.collectives import (
+    total as add_up,
+)
 from jboost.kernels.sums_xla import split_weights
 from jboost.numerics.sums import sum_each, sum_guessed
 from jboost.trees.rounding import measure_rows

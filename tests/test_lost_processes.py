@@ -111,7 +111,7 @@ DIFFER = """
 import sys
 rank, port = int(sys.argv[1]), sys.argv[2]
 import jax
-jax.distributed.initialize(f"127.0.0.1:{port}", 2, rank, heartbeat_timeout_seconds=5)
+jax.distributed.initialize(f"127.0.0.1:{port}", 2, rank, heartbeat_timeout_seconds=60)
 from functools import partial
 import jax.numpy as jnp
 import numpy as np

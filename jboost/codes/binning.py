@@ -25,9 +25,12 @@ from jboost.codes.gathering import (
     is_missing_anywhere,
 )
 from jboost.codes.thresholds import check_max_bins, find_sparse_thresholds
-from jboost.entry.collectives import agree, gather_numbers
 from jboost.entry.decorators import on_host, traceable
 from jboost.entry.devices import is_on_cpu, runs_on_cpu
+from jboost.entry.exchanges import (
+    agree,
+    gather_numbers,
+)
 from jboost.entry.implementation import current_implementation
 from jboost.entry.programs import compiled
 from jboost.entry.warning import warn_user
@@ -125,7 +128,7 @@ def fit_frame(
 ) -> Bins:
     """Does what :func:`fit_bins` does, for a table that has been read.
 
-    Within :func:`jboost.entry.collectives.use_processes` the rows are those of all
+    Within :func:`jboost.entry.exchanges.use_processes` the rows are those of all
     processes, in order of rank; a dense table of each.
 
     Args:

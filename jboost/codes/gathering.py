@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Float, Shaped
 
 from jboost.codes.thresholds import find_dense_thresholds
-from jboost.entry.collectives import (
+from jboost.entry.exchanges import (
     gather_numbers,
     gather_tables,
     gather_texts,

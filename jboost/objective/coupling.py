@@ -75,8 +75,8 @@ def _find_of_many(objective, scores, weights):
     along = _scale(unit, direction)
     rows = diagonal, row_products(objective, scores, along)
     parts = *rows, find_dependent(objective, scores)
-    own, product, others = (weighted_mean(_magnitudes(p), weights) for p in parts)
-    return _conclude(_list_sums(own, product, others, along), direction, along)
+    means = [weighted_mean(_magnitudes(part), weights) for part in parts]
+    return _conclude(_list_sums(means, along), direction, along)
 
 
 @elementwise
@@ -91,7 +91,8 @@ def _magnitudes(numpy, values):
 
 
 @stage
-def _list_sums(own, total, others, along):
+def _list_sums(means, along):
+    own, total, others = means
     return jnp.stack([own, others, 2 * own * jnp.abs(along), total])
 
 

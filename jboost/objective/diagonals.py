@@ -58,7 +58,9 @@ def trace_diagonal(gradient: Program, num_scores: int) -> Program | None:
     jaxpr, place = gradient.jaxpr, len(gradient.constants)
 
     def diagonal(*inputs):
-        slopes = {jaxpr.invars[place]: _Slopes(jnp.ones(num_scores, jnp.float32), ())}
+        slopes: dict[Any, _Slopes] = {
+            jaxpr.invars[place]: _Slopes(jnp.ones(num_scores, jnp.float32), ())
+        }
         values = dict(zip(jaxpr.invars, inputs, strict=True))
         for equation in jaxpr.eqns:
             _carry(equation, values, slopes, num_scores)

@@ -127,9 +127,8 @@ def find_flat_direction(
     def step(state):
         return _step(state, multiply(multiply(state.along)))
 
-    vector: Any = (
-        np.random.default_rng(0).normal(size=scores.shape[0]).astype(np.float32)
-    )
+    start = np.random.default_rng(0).normal(size=scores.shape[0])
+    vector: Any = start.astype(np.float32)
     for _ in range(2):  # what rounding leaves of other directions is relative to it
         vector = _normalize(repeat_while(unfinished, step, _begin(vector)).left)
     return vector

@@ -39,7 +39,7 @@ from jboost.selection.runs import (
 from jboost.training.history import TrainingError
 from jboost.training.idleness import describe_idleness, describe_limits
 from jboost.training.pacing import MOST_ROUNDS, open_bar, pace_rounds, wait_for
-from jboost.training.refusing import check_slopes, describe_rows, refuse_group
+from jboost.training.refusing import check_slopes, refuse_group, refuse_rows
 from jboost.training.starting import check_minimizers, refuse_endless
 from jboost.trees.initial import MedianStart
 
@@ -237,7 +237,7 @@ def _refuse(problem, rows, state, first, value):
     every = np.arange(rows.size)
     if problem.loss.coupled:
         refuse_group("the data", rows, every, value, f"the group of row {first}")
-    raise ValueError(describe_rows("the data", problem, rows, every >= first, state)[1])
+    refuse_rows("the data", problem, rows, every >= first, state)
 
 
 def _check_first(study, points, curves, shared, runs, made):

@@ -18,7 +18,7 @@ from jaxtyping import Float, Int64
 from jboost.codes.binning import pad_thresholds
 from jboost.codes.bins import Bins
 from jboost.codes.gathering import has_missing, join_shares
-from jboost.entry.collectives import (
+from jboost.entry.exchanges import (
     gather_numbers,
     gather_tables,
     num_processes,

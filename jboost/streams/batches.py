@@ -15,7 +15,9 @@ import numpy as np
 from jaxtyping import Float, Shaped
 
 from jboost.entry import checks
-from jboost.entry.collectives import num_processes
+from jboost.entry.exchanges import (
+    num_processes,
+)
 from jboost.tables.collisions import warn_of_collisions, warn_of_rounding
 from jboost.tables.frames import Schema, read_frame, read_values
 from jboost.tables.offsets import check_offset

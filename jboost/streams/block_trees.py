@@ -22,7 +22,10 @@ import numpy as np
 from jaxtyping import Int32, UInt32
 
 from jboost.boosting.method import Method
-from jboost.entry.collectives import add_processes, agree
+from jboost.entry.exchanges import (
+    add_processes,
+    agree,
+)
 from jboost.entry.implementation import current_implementation
 from jboost.streams.blocks import BlockReader, BlockSet
 from jboost.streams.folders import BlockError

@@ -11,7 +11,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from jboost.entry.collectives import awaits_preemption
+from jboost.entry.exchanges import (
+    awaits_preemption,
+)
 from jboost.tables.frames import SourceError
 
 try:

@@ -12,7 +12,9 @@ import jax
 import numpy as np
 
 from jboost.boosting.state import StartPoint
-from jboost.entry.collectives import agree
+from jboost.entry.exchanges import (
+    agree,
+)
 from jboost.streams.block_rounds import (
     GrownTrees,
     count_trees,

@@ -18,7 +18,10 @@ from tqdm import tqdm
 
 from jboost.codes.bins import Bins
 from jboost.entry import checks
-from jboost.entry.collectives import gather_numbers, process_number
+from jboost.entry.exchanges import (
+    gather_numbers,
+    process_number,
+)
 from jboost.entry.representation import show
 from jboost.kernels.settling import settle_implementation
 from jboost.streams.batches import RowBatch, as_source, checked_batches

@@ -21,7 +21,7 @@ from tqdm import tqdm
 from jboost.codes.binning import apply_bins
 from jboost.codes.bins import Bins
 from jboost.codes.gathering import check_columns, has_missing
-from jboost.entry.collectives import (
+from jboost.entry.exchanges import (
     agree,
     gather_numbers,
     num_processes,

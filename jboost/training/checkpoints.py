@@ -19,7 +19,9 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jboost.entry.collectives import run_on_first
+from jboost.entry.exchanges import (
+    run_on_first,
+)
 from jboost.model.containers import (
     Container,
     FileError,

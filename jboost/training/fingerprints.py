@@ -21,7 +21,11 @@ from jaxtyping import Integer, UInt64
 
 from jboost.boosting.settings import RoundSettings, declared
 from jboost.codes.codes import SparseCodes
-from jboost.entry.collectives import gather_texts, num_processes, total_of_processes
+from jboost.entry.exchanges import (
+    gather_texts,
+    num_processes,
+    total_of_processes,
+)
 from jboost.entry.implementation import current_implementation
 from jboost.model.containers import library_version
 from jboost.objective.group_tracing import GroupLoss

@@ -20,6 +20,7 @@ from jboost.boosting.settings import Regularization
 from jboost.entry.arguments import explain_arguments
 from jboost.entry.collectives import gather_numbers, num_processes, use_processes
 from jboost.entry.decorators import on_host
+from jboost.entry.exchanges import gather_numbers, num_processes, use_processes
 from jboost.kernels.grow_cpu import keep_scratch
 from jboost.kernels.library import takes_implementation
 from jboost.kernels.settling import settle_implementation
@@ -47,7 +48,6 @@ from jboost.training.pacing import open_bar
 from jboost.training.preparing import Prepared, make_job, prepare_rows
 from jboost.training.request import (
     FitRequest,
-    check_checkpoint,
     read_mesh,
     read_request,
     refuse_large_run,
@@ -269,7 +269,7 @@ def fit(
         "joint": one Newton step of all leaves for losses of groups, of the K values of
         a leaf with ``share_structure``; "auto": "joint" for these, "exact" for
         piecewise linear losses, "newton" for quadratic ones ("hessian" with unit
-        curvature), else "guarded".
+        curvature) and for more than 64 scores, else "guarded".
       share_structure: whether one tree serves all K scores of a round, with K values
         in each leaf; see "Scores that share a tree". "auto": for three scores or more
         whose learning rates sum to 30 over all rounds (300 rounds at 0.1), unless
@@ -334,8 +334,7 @@ def fit(
       True
     """
     given = locals()
-    mesh = read_mesh(given)
-    with use_processes(spans_processes(mesh)):
+    with use_processes(spans_processes(mesh := read_mesh(given))):
         return _train(read_request(given, mesh))
 
 
@@ -343,7 +342,6 @@ def _train(request: FitRequest) -> Trained:
     """Prepares the rows, and makes the rounds."""
     if num_processes() > 1:
         compare_processes(describe_call(request))
-    check_checkpoint(request.checkpoint)
     refuse_large_run(request)
     with lock_checkpoint(request.checkpoint):
         rows = prepare_rows(request)

@@ -15,7 +15,7 @@ import jax
 import numpy as np
 from tqdm import tqdm
 
-from jboost.entry.collectives import (
+from jboost.entry.exchanges import (
     gather_numbers,
     gather_tables,
     has_failed,

@@ -14,7 +14,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
-from jboost.entry.collectives import run_on_first
+from jboost.entry.exchanges import (
+    run_on_first,
+)
 
 try:
     import fcntl
@@ -43,8 +45,10 @@ def lock_checkpoint(path: Path | None) -> Iterator[None]:
     locked on file systems that cannot do so.
 
     Raises:
-      ValueError: another run holds the lock.
+      ValueError: another run holds the lock, or the file cannot be written.
     """
+    if path is not None:
+        run_on_first(lambda: _check_folder(path))
     if path is None or fcntl is None:
         yield
         return
@@ -58,6 +62,14 @@ def lock_checkpoint(path: Path | None) -> Iterator[None]:
             with suppress(OSError):
                 os.unlink(name)  # first: nobody else can have locked this file
             file.close()
+
+
+def _check_folder(path) -> None:
+    if path.is_dir() or not os.access(path.parent, os.W_OK):
+        raise ValueError(
+            "checkpoint must be a file in a folder that can be written to, got "
+            f"{os.fspath(path)!r}"
+        )
 
 
 def _lock(name, path) -> IO[str] | None:

@@ -14,8 +14,11 @@ import jax
 from tqdm import tqdm
 
 from jboost.entry import checks
-from jboost.entry.collectives import process_number, slowest
 from jboost.entry.decorators import check_process
+from jboost.entry.exchanges import (
+    process_number,
+    slowest,
+)
 
 MOST_ROUNDS = 16  # in one call of a compiled program
 _CALL_SECONDS = 0.5  # how long a call should take, so that progress keeps moving

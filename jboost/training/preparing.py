@@ -28,13 +28,13 @@ from jboost.codes.binning import fit_frame
 from jboost.codes.bins import Bins
 from jboost.codes.gathering import unite_frames
 from jboost.entry import feature_checks
-from jboost.entry.collectives import (
+from jboost.entry.efforts import QUICK
+from jboost.entry.exchanges import (
     agree,
     gather_numbers,
     gather_tables,
     num_processes,
 )
-from jboost.entry.efforts import QUICK
 from jboost.entry.programs import compiled
 from jboost.model.ensemble import Ensemble
 from jboost.objective.retracing import trace_loss_once

@@ -12,7 +12,10 @@ import numpy as np
 
 from jboost.boosting.sharding import rows_of
 from jboost.boosting.state import BoostState, Problem
-from jboost.entry.collectives import agree, gather_numbers
+from jboost.entry.exchanges import (
+    agree,
+    gather_numbers,
+)
 from jboost.entry.representation import show
 from jboost.entry.results import fetch
 from jboost.entry.stages import run_in_stages
@@ -49,14 +52,25 @@ def check_values(
         values, weights = rows.fetch((values, rows.data.weights))
         bad = ~np.isfinite(values) & (weights > 0)
         if bad.any():
-            doubt, message = describe_rows(place, problem, rows, bad, state)
+            doubt, message = _describe_rows(place, problem, rows, bad, state)
     worst = max(gather_numbers(doubt))
     with agree():
         if 0 < doubt == worst:
             raise ValueError(message)
 
 
-def describe_rows(place, problem, rows, bad, state):
+def refuse_rows(
+    place: str,
+    problem: Problem,
+    rows: PaddedRows,
+    bad: np.ndarray,
+    state: BoostState,
+) -> NoReturn:
+    """Raises for the first of some rows of this process whose loss is not finite."""
+    raise ValueError(_describe_rows(place, problem, rows, bad, state)[1])
+
+
+def _describe_rows(place, problem, rows, bad, state):
     """Describes the first of some rows whose loss is not finite.
 
     Rows whose loss is finite at no score come first; if these are all rows, those whose

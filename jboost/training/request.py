@@ -21,7 +21,6 @@ from jboost.boosting.rates import learning_rates
 from jboost.boosting.settings import Settings, read_settings
 from jboost.boosting.sharding import check_mesh
 from jboost.entry import checks, feature_checks
-from jboost.entry.collectives import run_on_first
 from jboost.entry.meshes import find_mesh
 from jboost.entry.representation import show
 from jboost.model.ensemble import Ensemble
@@ -244,22 +243,3 @@ def _read_checkpoint(path: Any, every: Any) -> Path | None:
     if not isinstance(path, str | os.PathLike):
         raise TypeError(f"checkpoint must be a path, got {type(path).__name__}")
     return Path(os.path.realpath(path))
-
-
-def check_checkpoint(place: Path | None) -> None:
-    """Checks that the file can be written by the process that writes it.
-
-    Raises:
-      ValueError: on all processes, if it cannot.
-    """
-
-    def check():
-        assert place is not None
-        if place.is_dir() or not os.access(place.parent, os.W_OK):
-            raise ValueError(
-                "checkpoint must be a file in a folder that can be written to, got "
-                f"{os.fspath(place)!r}"
-            )
-
-    if place is not None:
-        run_on_first(check)

@@ -21,7 +21,7 @@ from jboost.codes.binning import bin_columns, bin_entries
 from jboost.codes.bins import Bins
 from jboost.codes.codes import DenseCodes
 from jboost.codes.preparing import sort_rows
-from jboost.entry.collectives import (
+from jboost.entry.exchanges import (
     agree,
     gather_numbers,
     gather_tables,

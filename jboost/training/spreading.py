@@ -14,7 +14,12 @@ from jax.sharding import Mesh, NamedSharding
 from jaxtyping import Array
 
 from jboost.boosting.sharding import EVERYWHERE, rows_of
-from jboost.entry.collectives import Shards, gather_numbers
+from jboost.entry.collectives import (
+    Shards,
+)
+from jboost.entry.exchanges import (
+    gather_numbers,
+)
 from jboost.numerics.padding import pad_rows, padded_size
 
 _SMALL_SIZES = (256, 1024, 2048, 4096, 8192)

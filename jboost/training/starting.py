@@ -22,8 +22,10 @@ from jboost.boosting.state import (
     bind_objective,
     start_state,
 )
-from jboost.entry.collectives import agree
 from jboost.entry.efforts import FEW, FULL
+from jboost.entry.exchanges import (
+    agree,
+)
 from jboost.entry.programs import Compiled, compiled
 from jboost.entry.representation import show
 from jboost.entry.results import fetch
