@@ -1,16 +1,56 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Special functions that are accurate where information needs them, and cheap.
+"""Elementary and special functions that keep their digits, and cheap derivatives.
 
-In: positive float32. Out: log gamma and trigamma, less their leading terms.
+In: positive float32. Out: log gamma and trigamma, less their leading terms; logarithms
+and quotients whose derivatives are finite.
 """
 
 import math
 
+import jax
 import jax.numpy as jnp
 from jax.scipy import special
 from jaxtyping import Array, Float
 
 _SHIFT = 6  # terms of the recurrence, after which the series is exact in float32
+
+
+@jax.custom_jvp
+def divide(value: Float[Array, "*n"], scale: Float[Array, "*n"]) -> Float[Array, "*n"]:
+    """Returns value / scale, whose second derivative is finite for small scales, too.
+
+    JAX computes scale^-3 for it, which need not be float32 where scale is.
+    """
+    return value / scale
+
+
+@divide.defjvp
+def _differentiate_divide(primals, tangents):
+    (value, scale), (changed, moved) = primals, tangents
+    tangent = -moved * value * _inverse_square(scale)
+    return value / scale, changed / scale + tangent
+
+
+@jax.custom_jvp
+def _inverse_square(x):
+    return jax.lax.integer_pow(x, -2)
+
+
+@_inverse_square.defjvp
+def _differentiate_inverse_square(primals, tangents):
+    (x,), (moved,) = primals, tangents
+    return _inverse_square(x), -2 * _inverse_square(x) * (moved / x)
+
+
+@jax.custom_jvp
+def log(x: Float[Array, "*n"]) -> Float[Array, "*n"]:
+    """Returns log(x), with finite second derivatives for every positive x."""
+    return jnp.log(x)
+
+
+@log.defjvp
+def _differentiate_log(primals, tangents):
+    return jnp.log(primals[0]), divide(tangents[0], primals[0])
 
 
 def trigamma(x: Float[Array, "*n"]) -> Float[Array, "*n"]:
@@ -33,7 +73,7 @@ def trigamma_excess(x: Float[Array, "*n"]) -> Float[Array, "*n"]:
     large = jnp.maximum(x, 10.0)
     square = 1 / jnp.square(large)
     series = 0.5 + (1 / 6 - square * (1 / 30 - square / 42)) / large
-    small = jnp.minimum(x, 10.0)
+    small = jnp.clip(x, 1e-15, 10.0)
     return jnp.where(x > 10, series, jnp.square(small) * trigamma(small) - small)
 
 
@@ -56,3 +96,19 @@ def log_factorial_excess(count: Float[Array, "*n"]) -> Float[Array, "*n"]:
     """Returns log n! - n log n + n; 0 for n = 0."""
     positive = jnp.maximum(count, 1)
     return jnp.where(count > 0, log_gamma_excess(positive) + jnp.log(positive), 0)
+
+
+def log_ratio_excess(
+    ratio: Float[Array, "*n"], excess: Float[Array, "*n"]
+) -> Float[Array, "*n"]:
+    """Returns log(ratio) - excess for excess = ratio - 1, without cancellation near 1.
+
+    log(1 + e) = 2 artanh(h), h = e / (2 + e), and e - 2 h = e h.
+    """
+    near = jnp.abs(excess) < 0.3
+    small = jnp.where(near, excess, 0)
+    half = small / (2 + small)
+    square = jnp.square(half)
+    series = 1 / 3 + square * (1 / 5 + square * (1 / 7 + square / 9))
+    series = half * (2 * square * series - small)
+    return jnp.where(near, series, log(jnp.where(near, 1, ratio)) - excess)
