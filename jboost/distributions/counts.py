@@ -23,14 +23,15 @@ from jboost.distributions.distribution import (
 from jboost.distributions.draws import draw_gamma, draw_poisson
 from jboost.distributions.special import (
     divide,
-    log,
     log_factorial_excess,
     log_gamma_excess,
+    log_ratio,
     log_ratio_excess,
     trigamma_excess,
 )
 from jboost.distributions.tails import beta_tails, gamma_tails
 
+_RARE = 1e-3
 _MANY = 128.0  # counts, from which terms of the log probability would cancel
 _FEW = 3.0  # a concentration
 _NODES, _FIRST = 16, 0.03  # of a sum over a logarithmic grid
@@ -59,19 +60,24 @@ class NegativeBinomial(Distribution):
         value, r = like(self.mean, value), self.concentration
         inside = _are_counts(value)
         value = jnp.where(inside, value, 0)
-        both = r + value
-        log_prob = both * jnp.log1p(divide(value - self.mean, r + self.mean))
+        both, total = r + value, r + self.mean
+        plain = (value <= _MANY) & (both > _RARE * total)
+        share = divide(jnp.where(plain, value, 0) - self.mean, total)
+        log_prob = both * jnp.log1p(jnp.where(plain, share, 0))
         log_prob += log_gamma_excess(both) - log_gamma_excess(r)
         log_prob += _divide_by_factorial(value, self.mean)
-        # For many, the same with all that would cancel left out.
-        many = jnp.maximum(value, _MANY)
-        both, away = r + many, self.mean - many
-        other = log_gamma_excess(both) - log_gamma_excess(r)
-        other -= both * log_ratio_excess(
-            divide(r + self.mean, both), divide(away, both)
-        )
-        other += _log_of_many(many, self.mean)
-        return within(inside, jnp.where(value > _MANY, other, log_prob))
+        return within(inside, jnp.where(plain, log_prob, self._log_prob_at(value)))
+
+    def _log_prob_at(self, count):
+        """The same without terms that cancel: near a Poisson count, or far from it."""
+        mean, r, some = self.mean, self.concentration, jnp.maximum(count, 1)
+        both, total, away = r + count, r + mean, mean - count
+        near = _log_of_many(some, mean) - both * log_ratio_excess(total, both, away)
+        shares = jnp.log1p(divide(r, some)) - jnp.log1p(divide(r, mean))
+        far = count * shares + r * log_ratio(both, total) - log_factorial_excess(count)
+        like_poisson = (count > 0) & (count * jnp.square(divide(away, mean)) < r)
+        excess = log_gamma_excess(both) - log_gamma_excess(r)
+        return excess + jnp.where(like_poisson, near, far)
 
     def cdf(self, value: Any) -> Array:
         """Returns the probability of counts up to ``value``."""
@@ -181,7 +187,8 @@ class ZeroInflatedPoisson(Distribution):
         value = jnp.floor(like(self.rate, value))
         value, rate = jnp.broadcast_arrays(value, self.rate)
         count = jnp.maximum(value, 0)
-        above, below = gamma_tails(count + 1, rate, rate - count - 1)
+        shape = count + 1
+        above, below = gamma_tails(shape, rate, shape, rate - count - 1)
         below, above = self.gate + self._open * below, self._open * above
         return jnp.where(value >= 0, below, 0), jnp.where(value >= 0, above, 1)
 
@@ -204,14 +211,14 @@ class ZeroInflatedPoisson(Distribution):
 
 def _divide_by_factorial(count, mean):
     """Returns log(mean^n exp(-n) / n!)."""
-    ratio = log(mean) - jnp.log(jnp.maximum(count, 1))
+    ratio = jnp.log(mean) - jnp.log(jnp.maximum(count, 1))
     return count * ratio - log_factorial_excess(count)
 
 
 def _log_of_many(count, mean):
     """Returns log(mean^n exp(-mean) / n!), n > 0, without cancellation."""
-    ratio, excess = divide(mean, count), divide(mean - count, count)
-    return count * log_ratio_excess(ratio, excess) - log_factorial_excess(count)
+    ratio = log_ratio_excess(mean, count, mean - count)
+    return count * ratio - log_factorial_excess(count)
 
 
 def _are_counts(value):

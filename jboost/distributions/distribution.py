@@ -15,7 +15,7 @@ from jboost.numerics.floats import middle_float
 
 MOST = float(jnp.finfo(jnp.float32).max)
 _HALVINGS = 33
-_LARGEST_LOG = 43.0  # squares of its exponential, and their inverses, are float32
+_LARGEST_LOG = 40.0  # squares of its exponential, and their inverses, are float32
 
 
 class Distribution:
@@ -83,12 +83,12 @@ def like(parameter: Array, value: Any) -> Array:
 
 
 def positive(score: Array) -> Array:
-    """Returns exp(score), between exp(-43) and exp(43)."""
+    """Returns exp(score), between exp(-40) and exp(40)."""
     return jnp.exp(bounded(score))
 
 
 def bounded(score: Array) -> Array:
-    """Returns a logarithm or logit within its bounds, -43 and 43."""
+    """Returns a logarithm or logit between its bounds, -40 and 40."""
     return jnp.clip(score, -_LARGEST_LOG, _LARGEST_LOG)
 
 

@@ -15,7 +15,7 @@ from jax.scipy import special
 from jaxtyping import Array, Float
 
 from jboost.distributions.distribution import Distribution, like, positive
-from jboost.distributions.special import divide, log
+from jboost.distributions.special import divide
 
 _LARGEST_LOGIT = 20.0  # no weight of a component is 0
 
@@ -47,8 +47,8 @@ class NormalMixture(Distribution):
 
     def log_prob(self, value: Any) -> Array:
         """Returns the log density."""
-        logs = -jnp.square(self._standardize(value)) / 2 - log(self.scales)
-        logs = logs + log(self.weights) - math.log(2 * math.pi) / 2
+        logs = -jnp.square(self._standardize(value)) / 2 - jnp.log(self.scales)
+        logs = logs + jnp.log(self.weights) - math.log(2 * math.pi) / 2
         return special.logsumexp(logs, axis=-1)
 
     def cdf(self, value: Any) -> Array:

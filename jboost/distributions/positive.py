@@ -25,7 +25,6 @@ from jboost.distributions.distribution import (
 from jboost.distributions.draws import draw_beta, draw_gamma, keep_positive
 from jboost.distributions.special import (
     divide,
-    log,
     log_gamma_excess,
     log_ratio_excess,
     trigamma_excess,
@@ -33,6 +32,7 @@ from jboost.distributions.special import (
 from jboost.distributions.tails import beta_tails, gamma_tails
 
 _LARGE = 64.0  # a concentration, from which terms of the log density would cancel
+_LEAST_RATIO = 1e-12  # of a value to the mean
 _SMALL = 0.1  # an inverse concentration
 # (-1)^n zeta(n) (2^n - 2) / n for n from 9 to 2: the terms of log Gamma(1 + 2 u) - 2
 # log Gamma(1 + u), a series in u.
@@ -72,7 +72,7 @@ class LogNormal(Distribution):
         inside = value > 0
         of_value = jnp.log(jnp.where(inside, value, 1))
         z = divide(of_value - self.loc, self.scale)
-        normal = log(self.scale) + math.log(2 * math.pi) / 2
+        normal = jnp.log(self.scale) + math.log(2 * math.pi) / 2
         return within(inside, -jnp.square(z) / 2 - normal - of_value)
 
     def cdf(self, value: Any) -> Array:
@@ -120,9 +120,10 @@ class Gamma(Distribution):
         inside = value > 0
         value = jnp.where(inside, value, 1)
         ratio = divide(value, self.mean)
-        small = log(ratio) - ratio + 1
-        large = log_ratio_excess(ratio, divide(value - self.mean, self.mean))
-        log_prob = k * jnp.where(k > _LARGE, large, small) - log_gamma_excess(k)
+        plain = (k < _LARGE) & (ratio > _LEAST_RATIO)
+        small = jnp.log(jnp.where(plain, ratio, 1)) - ratio + 1
+        large = log_ratio_excess(value, self.mean, value - self.mean)
+        log_prob = k * jnp.where(plain, small, large) - log_gamma_excess(k)
         return within(inside, log_prob - jnp.log(value))
 
     def cdf(self, value: Any) -> Array:
@@ -132,9 +133,10 @@ class Gamma(Distribution):
     def _tails(self, value):
         value = jnp.maximum(like(self.mean, value), 0)
         value, mean, k = jnp.broadcast_arrays(value, self.mean, self.concentration)
-        place, excess = divide(value, mean), divide(value - mean, mean)
-        below, above = gamma_tails(k, k * place, k * excess)
-        return jnp.where(value > 0, below, 0), jnp.where(value > 0, above, 1)
+        inside = value > 0
+        value = jnp.where(inside, value, mean)
+        below, above = gamma_tails(k, value, mean, value - mean)
+        return jnp.where(inside, below, 0), jnp.where(inside, above, 1)
 
     def draw(self, key: Any) -> Array:
         """Draws one value for each entry of the parameters."""
@@ -186,9 +188,9 @@ class Weibull(Distribution):
         value = jnp.where(inside, value, 1)
         of_value = jnp.log(value)
         power = k * jnp.where(
-            k > _LARGE, self._log_ratio(value), of_value - log(self.scale)
+            k > _LARGE, self._log_ratio(value), of_value - jnp.log(self.scale)
         )
-        return within(inside, log(k) + power - of_value - jnp.exp(power))
+        return within(inside, jnp.log(k) + power - of_value - jnp.exp(power))
 
     def cdf(self, value: Any) -> Array:
         """Returns the probability of values up to ``value``."""
@@ -200,12 +202,14 @@ class Weibull(Distribution):
     def icdf(self, q: Any) -> Array:
         """Returns the q-quantile."""
         hazard = -jnp.log1p(-like(self.scale, q))
-        return self.scale * jnp.power(hazard, 1 / self.concentration)
+        power = jnp.log(hazard) / self.concentration
+        return jnp.exp(jnp.log(self.scale) + power)
 
     def draw(self, key: Any) -> Array:
         """Draws one value for each entry of the parameters."""
         hazard = jax.random.exponential(key, self.shape, self.scale.dtype)
-        return keep_positive(self.scale * jnp.power(hazard, 1 / self.concentration))
+        power = jnp.log(hazard) / self.concentration
+        return keep_positive(jnp.exp(jnp.log(self.scale) + power))
 
     def fisher_information(self) -> Array:
         """Returns the information of one value about the fields, [2, 2, *shape]."""
@@ -220,7 +224,7 @@ class Weibull(Distribution):
         """Returns log(value / scale), to its last digits."""
         excess = divide(value - self.scale, self.scale)
         near = jnp.abs(excess) < 0.3
-        far = jnp.log(value) - log(self.scale)
+        far = jnp.log(value) - jnp.log(self.scale)
         return jnp.where(near, jnp.log1p(jnp.where(near, excess, 0)), far)
 
 
@@ -256,10 +260,8 @@ class Beta(Distribution):
         away = self._subtract_mean(value)
         log_prob = log_gamma_excess(self.concentration)
         log_prob -= log_gamma_excess(first) + log_gamma_excess(second)
-        log_prob += first * log_ratio_excess(divide(value, mean), divide(away, mean))
-        log_prob += second * log_ratio_excess(
-            divide(1 - value, rest), divide(-away, rest)
-        )
+        log_prob += first * log_ratio_excess(value, mean, away)
+        log_prob += second * log_ratio_excess(1 - value, rest, -away)
         return within(inside, log_prob - jnp.log(value) - jnp.log1p(-value))
 
     def cdf(self, value: Any) -> Array:

@@ -16,7 +16,6 @@ from jaxtyping import Array, Float
 from jboost.distributions.distribution import Distribution, like, matrix, positive
 from jboost.distributions.special import (
     divide,
-    log,
     log_gamma_excess,
     log_ratio_excess,
     trigamma,
@@ -49,7 +48,7 @@ class Normal(Distribution):
     def log_prob(self, value: Any) -> Array:
         """Returns the log density."""
         z = divide(like(self.loc, value) - self.loc, self.scale)
-        return -jnp.square(z) / 2 - log(self.scale) - math.log(2 * math.pi) / 2
+        return -jnp.square(z) / 2 - jnp.log(self.scale) - math.log(2 * math.pi) / 2
 
     def cdf(self, value: Any) -> Array:
         """Returns the probability of values up to ``value``."""
@@ -93,7 +92,7 @@ class Laplace(Distribution):
         distance = like(self.loc, value) - self.loc
         # The gradient of jnp.abs at 0 is 1, not 0.
         distance = jnp.sign(distance) * distance
-        return divide(-distance, self.scale) - log(2 * self.scale)
+        return divide(-distance, self.scale) - jnp.log(2 * self.scale)
 
     def cdf(self, value: Any) -> Array:
         """Returns the probability of values up to ``value``."""
@@ -147,7 +146,7 @@ class StudentT(Distribution):
         few = _log_kernel_of_few(square, jnp.minimum(self.df, _MANY))
         many = _log_kernel_of_many(square, jnp.maximum(self.df, _MANY))
         kernel = jnp.where(self.df > _MANY, many, few)
-        return kernel - math.log(2 * math.pi) / 2 - log(self.scale)
+        return kernel - math.log(2 * math.pi) / 2 - jnp.log(self.scale)
 
     def cdf(self, value: Any) -> Array:
         """Returns the probability of values up to ``value``."""
@@ -201,8 +200,10 @@ def _log_kernel_of_few(square, df):
 
 def _log_kernel_of_many(square, df):
     """The same where derivatives in df would cancel: -z^2 / 2, and terms in 1 / df."""
-    share = square / df
-    tail = df * log_ratio_excess(1 + share, share) + jnp.log1p(share)
+    share = jnp.minimum(square, _FARTHEST**2) / df
+    tail = df * log_ratio_excess(1 + share, jnp.ones_like(share), share) + jnp.log1p(
+        share
+    )
     ratio = (1 / (24 * jnp.square(df)) - 1 / 4) / df
     return ratio - (square + tail) / 2
 

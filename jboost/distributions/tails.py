@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Incomplete gamma and beta functions that are accurate for all shapes, and cheap.
 
-In: positive float32 shapes up to e^43, and a place. Out: the probabilities below and
+In: positive float32 shapes up to e^40, and a place. Out: the probabilities below and
 above it; the smaller one to about 1e-5 of itself, however small it is.
 
 The mass of a tail is the density at its end times the integral of the ratio of
@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from jboost.distributions.special import log_gamma_excess, log_ratio_excess
+from jboost.distributions.special import divide, log_gamma_excess, log_ratio_excess
 
 _NODES, _WEIGHTS = (
     part.astype(np.float32) / 2 for part in np.polynomial.legendre.leggauss(18)
@@ -28,17 +28,21 @@ _TINY = 1e-37
 Tails = tuple[Float[Array, "*n"], Float[Array, "*n"]]
 
 
-def gamma_tails(a, x, excess) -> Tails:
-    """Returns P(a, x) and Q(a, x), the regularized incomplete gamma functions.
+def gamma_tails(a, value, mean, away) -> Tails:
+    """Returns P(a, x) and Q(a, x) of x = a value / mean.
+
+    The regularized incomplete gamma functions: the probabilities of a gamma variable
+    with shape a and this mean to be below and above the value.
 
     Args:
       a: the shape.
-      x: the place; 0 or more.
-      excess: x - a, which the caller may know more exactly.
+      value: the place; positive.
+      mean: positive.
+      away: value - mean, which the caller may know more exactly.
     """
-    x = jnp.maximum(x, _TINY)
+    x, excess = a * divide(value, mean), a * divide(away, mean)
     # log of x^a exp(-x) / Gamma(a), the density of log x.
-    density = a * log_ratio_excess(x / a, excess / a) - log_gamma_excess(a)
+    density = a * log_ratio_excess(value, mean, away) - log_gamma_excess(a)
     below = excess < 1
     # P(a, x) is its first term, density / a, and P(a + 1, x), whose density is x / a
     # times that of a: the tail of a shape above 1 is no wider than about 20.
@@ -76,8 +80,8 @@ def beta_tails(a, b, x, rest, excess) -> Tails:
     excess = jnp.where(below, excess, -excess)
     size = a + b
     # log of x^a (1 - x)^b / B(a, b), the density of the logit.
-    density = a * log_ratio_excess(size / a * x, excess / a)
-    density += b * log_ratio_excess(size / b * rest, -excess / b)
+    density = a * log_ratio_excess(size * x, a, excess)
+    density += b * log_ratio_excess(size * rest, b, -excess)
     density += log_gamma_excess(size) - log_gamma_excess(a) - log_gamma_excess(b)
     spread, skew = x * rest, rest - x
     cumulants = (
