@@ -31,7 +31,7 @@ from jboost.distributions.special import (
 )
 from jboost.distributions.tails import beta_tails, gamma_tails
 
-_RARE = 1e-3
+_RARE = 1e-3  # (r + count) / (r + mean), below which log1p would be near -inf
 _MANY = 128.0  # counts, from which terms of the log probability would cancel
 _FEW = 3.0  # a concentration
 _NODES, _FIRST = 16, 0.03  # of a sum over a logarithmic grid
@@ -98,11 +98,14 @@ class NegativeBinomial(Distribution):
         return draw_poisson(second, draw_gamma(first, r, self.mean / r))
 
     def fisher_information(self) -> Array:
-        """Returns the information of one value about the fields, [2, 2, *shape]."""
+        """Returns the information of one value about the fields, [2, 2, *shape].
+
+        That about r is an approximation, within 2 % for r > 0.01.
+        """
         mean, r = self.mean, self.concentration
         few = _information_of_few(mean, jnp.minimum(r, _FEW))
         many = _information_of_many(mean, jnp.maximum(r, _FEW))
-        of_shape = jnp.where(r < _FEW, few, many)
+        of_shape = jnp.maximum(jnp.where(r < _FEW, few, many), 0)
         return matrix(r / (mean * (r + mean)), 0.0, of_shape)
 
 
