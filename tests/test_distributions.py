@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Built-in distributions equal SciPy's; their information equals quadrature."""
 
+import math
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,6 +13,7 @@ import scipy.stats as st
 
 import jboost as jb
 from jboost.losses.likelihoods import find_information
+from jboost.losses.names import LOSSES
 
 D = jb.distributions
 Q = np.linspace(0.02, 0.98, 13)
@@ -22,25 +26,26 @@ def inverse_logit(s):
 class Inflated:
     """Zero-inflated Poisson in float64; SciPy has none."""
 
-    def __init__(self, rate, gate):
-        self.inner, self.gate = st.poisson(rate), gate
-        self.rate = rate
-
-    def pmf(self, y):
-        return (1 - self.gate) * self.inner.pmf(y) + self.gate * (np.asarray(y) == 0)
+    def __init__(self, rate, gate, logit=None):
+        self.inner, self.gate, self.rate = st.poisson(rate), gate, rate
+        self.rest = 1 - gate if logit is None else ss.expit(-logit)
 
     def logpmf(self, y):
-        return np.log(self.pmf(y))
+        zero = np.log1p(self.rest * np.expm1(-self.rate))
+        return np.where(y == 0, zero, np.log(self.rest) + self.inner.logpmf(y))
+
+    def pmf(self, y):
+        return np.exp(self.logpmf(np.asarray(y)))
 
     def cdf(self, y):
-        return self.gate + (1 - self.gate) * self.inner.cdf(y)
+        return self.gate + self.rest * self.inner.cdf(y)
 
     def ppf(self, q):
-        counts = np.arange(200)
-        return np.array([counts[self.cdf(counts) >= each][0] for each in q])
+        inner = self.inner.ppf(np.clip((q - self.gate) / self.rest, 0, 1))
+        return np.where(q <= self.gate, 0, inner)
 
     def mean(self):
-        return (1 - self.gate) * self.rate
+        return self.rest * self.rate
 
     def var(self):
         return self.mean() * (1 + self.gate * self.rate)
@@ -72,8 +77,12 @@ class Mixed:
         return self._sum("moment", 2) - self.mean() ** 2
 
     def ppf(self, q):
-        grid = np.linspace(-40, 40, 400_001)
-        return np.interp(q, self.cdf(grid), grid)
+        low, high = np.full(np.shape(q), -2000.0), np.full(np.shape(q), 2000.0)
+        for _ in range(100):
+            middle = (low + high) / 2
+            enough = self.cdf(middle) >= q
+            low, high = np.where(enough, low, middle), np.where(enough, middle, high)
+        return high
 
 
 # The distribution in float64, and scores.
@@ -246,3 +255,214 @@ def test_a_mixture_has_three_scores_for_each_component():
         D.normal_mixture(jnp.zeros(4))
     one = D.normal_mixture(jnp.array([2.0, 0.0]))
     np.testing.assert_allclose(one.log_prob(2.5), st.norm(2).logpdf(2.5), rtol=1e-6)
+
+
+# Scores far from the middle: limits, tiny and large shapes, and counts.
+FAR = {
+    "normal": [(3.0, -9.0), (-5.0, 12.0)],
+    "laplace": [(1.0, 3.0), (0.0, -12.0)],
+    "student_t": [(0.0, 0.0, 15.0), (0.5, 2.0, 9.0), (0.0, -1.0, -9.0), (0, 0, 39)],
+    "log_normal": [(1.0, -3.0), (-2.0, 1.5)],
+    "gamma": [(2.0, 11.0), (0.0, 15.0), (-5.0, -2.0), (9.0, 4.0)],
+    "weibull": [(0.0, 9.0), (2.0, -2.0), (-7.0, 3.0)],
+    "beta": [(0.3, 11.0), (-8.0, 10.0), (9.0, 12.0), (0.5, -1.0), (0.0, 15.0)],
+    "negative_binomial": [(3.0, 16.0), (4.0, 30.0), (8.0, -2.0), (13.0, 9.0)],
+    "zero_inflated_poisson": [(3.0, 20.0), (2.0, -20.0), (9.0, 0.0), (-6.0, 1.0)],
+    "normal_mixture": [(-3.0, 5.0, 4.0, -2.0, 6.0)],
+}  # fmt: skip
+SHARES = np.float32([1e-8, 1e-4, 0.05, 0.3, 0.5, 0.8, 0.95, 0.999, 0.99999])
+
+
+def read_fields(found):
+    """The distribution of these float32 fields, in float64."""
+    field = {n: np.float64(v) for n, v in vars(found).items()}
+    if isinstance(found, D.Normal | D.Laplace):
+        kind = st.norm if isinstance(found, D.Normal) else st.laplace
+        return kind(field["loc"], field["scale"])
+    if isinstance(found, D.StudentT):
+        return st.t(field["df"], field["loc"], field["scale"])
+    if isinstance(found, D.LogNormal):
+        return st.lognorm(field["scale"], scale=np.exp(field["loc"]))
+    if isinstance(found, D.Weibull):
+        return st.weibull_min(field["concentration"], scale=field["scale"])
+    if isinstance(found, D.Gamma):
+        k = field["concentration"]
+        return st.gamma(k, scale=field["mean"] / k)
+    if isinstance(found, D.Beta):
+        shares = ss.expit([field["logit"], -field["logit"]])
+        return st.beta(*(shares * field["concentration"]))
+    if isinstance(found, D.NegativeBinomial):
+        r = field["concentration"]
+        if r > 1e9:  # log Gamma(r + n) - log Gamma(r) cancels in SciPy
+            return st.poisson(field["mean"])
+        return st.nbinom(r, r / (r + field["mean"]))
+    return Inflated(field["rate"], ss.expit(field["logit"]), field["logit"])
+
+
+@pytest.mark.parametrize("name", FAR)
+def test_equal_to_scipy_far_from_the_middle(name):
+    """A relative error of 1e-4 of each function at every score."""
+    evaluate = jax.jit(lambda d, y, q: (d.log_prob(y), d.cdf(y), d.icdf(q)))
+    for scores in FAR[name]:
+        found = make(name, scores)
+        mixture = name == "normal_mixture"
+        reference = Mixed(np.asarray(scores)) if mixture else read_fields(found)
+        many = jax.tree.map(lambda leaf: jnp.stack([leaf] * len(SHARES)), found)
+        exact = reference.ppf(SHARES.astype(float))
+        y = exact.astype(np.float32)
+        log_prob, below, quantiles = evaluate(many, y, SHARES)
+        held = (np.abs(y) > 1e-36) & (np.abs(y) < 1e37) | (name in COUNTS)
+        if name == "beta":
+            held &= (y > 0) & (y < 1)
+        if name == "gamma" and scores[1] == 15:
+            held &= SHARES > 1e-6  # SciPy's is wrong by 0.1 % beyond
+        at = np.where(held, y.astype(float), exact[4])
+        tolerance = dict(rtol=1e-4, atol=1e-36, err_msg=f"{scores}")
+        expected = [log_density(reference, at), reference.cdf(at), exact]
+        np.testing.assert_allclose(
+            log_prob[held], expected[0][held], rtol=1e-4, atol=1e-4
+        )
+        np.testing.assert_allclose(below[held], expected[1][held], **tolerance)
+        tolerance["atol"] = 1e-4 * np.abs(exact[6] - exact[4])
+        np.testing.assert_allclose(quantiles[held], exact[held], **tolerance)
+        if np.isfinite(reference.mean()) and reference.var() < 1e38:
+            np.testing.assert_allclose(found.mean, reference.mean(), rtol=1e-4)
+        if name == "weibull" and scores[1] == 9:  # SciPy's cancels
+            expected = (math.pi / math.exp(9)) ** 2 / 6
+            np.testing.assert_allclose(found.variance, expected, rtol=1e-3)
+        elif reference.var() < 1e38:
+            np.testing.assert_allclose(found.variance, reference.var(), rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", MORE)
+def test_information_of_far_scores(name):
+    """Finite, and positive definite where float32 can tell."""
+    information = find_information(
+        jb.losses.likelihood(getattr(D, name)), len(MORE[name])
+    )
+    evaluate = jax.jit(
+        jax.vmap(lambda s: information.evaluate(s, jnp.zeros(2, jnp.uint32)))
+    )
+    grid = np.float32([-20, -9, 0, 9, 20])
+    scores = np.stack(np.meshgrid(*[grid] * len(MORE[name])), -1).reshape(
+        -1, len(MORE[name])
+    )
+    found = np.asarray(evaluate(scores), float)
+    assert np.isfinite(found).all()
+    assert (np.diagonal(found, axis1=1, axis2=2) >= 0).all()
+    if name == "beta":
+        limit = found[(scores[:, 0] == 0) & (scores[:, 1] == 20)][0]
+        np.testing.assert_allclose(np.diag(limit), [np.exp(20) / 4, 0.5], rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", FAR)
+def test_samples_are_inside_the_support(name):
+    for scores in [*FAR[name], tuple([2.0] + [0.0] * (len(FAR[name][0]) - 1))]:
+        found = make(name, scores)
+        drawn = found.sample(jax.random.key(0), (2000,))
+        assert np.isfinite(jax.vmap(found.log_prob)(drawn)).all(), scores
+
+
+@pytest.mark.parametrize(("name", "scores"), [
+    ("beta", (0.0, 20.0)), ("gamma", (1.0, 20.0)), ("negative_binomial", (14.0, 30.0)),
+    ("zero_inflated_poisson", (15.0, -20.0)), ("student_t", (0.0, 0.0, 39.0)),
+])  # fmt: skip
+def test_samples_have_the_variance(name, scores):
+    found = make(name, scores)
+    drawn = np.asarray(found.sample(jax.random.key(1), (20_000,)), float)
+    np.testing.assert_allclose(drawn.var(), found.variance, rtol=0.05)
+    error = abs(drawn.mean() - float(found.mean)) / math.sqrt(found.variance)
+    assert error < 5 / math.sqrt(20_000)
+
+
+GRID = np.float32([0, 0.3, 1, 3, 8, 12, 17, 20, 28, 45, 80, 88, 100, 1e3, 1e4])
+GRID = np.unique(np.concatenate([-GRID, GRID]))
+TARGETS = {
+    "real": (-1e3, -3, 0, 0.5, 7), "positive": (1e-3, 0.5, 3, 1e3),
+    "share": (0, 0.3, 1), "unit": (1e-3, 0.5, 1 - 1e-3), "count": (0, 1, 7, 1e4),
+    "sign": (-1, 1), "class": (0, 1),
+}  # fmt: skip
+KIND = {
+    "log_normal": "positive", "gamma": "positive", "weibull": "positive",
+    "beta": "unit", "negative_binomial": "count", "zero_inflated_poisson": "count",
+    "poisson": "count", "tweedie": "count", "logistic": "share", "focal": "share",
+    "softmax": "class", "exponential": "sign", "hinge": "sign",
+    "hinge_squared": "sign",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [*LOSSES, *(f"likelihood of {n}" for n in FAMILIES)])
+def test_derivatives_are_finite_wherever_training_can_be(name):
+    """Where the loss of a row is below 1e12: steps that exceed that are refused.
+
+    Second derivatives, which the Fisher information replaces by default, contain the
+    third power of a scale: they are held to scales above exp(-29) = 3e-13. Student's t
+    has finite losses of targets that are 1e16 scales away, whose squares are not.
+    """
+    family = name.removeprefix("likelihood of ")
+    if name == family:
+        loss, size = LOSSES[name], 2 if name == "softmax" else 1
+    else:
+        loss, size = jb.losses.likelihood(getattr(D, family)), len(FAMILIES[family][1])
+    if size > 3:
+        scores = np.random.default_rng(0).choice(GRID, (1000, size))
+    else:
+        scores = np.stack(np.meshgrid(*[GRID] * size), -1).reshape(-1, size)
+    targets = np.asarray(TARGETS[KIND.get(family, "real")], np.float32)
+    scores, targets = np.repeat(scores, len(targets), 0), np.tile(targets, len(scores))
+    if size == 1:
+        scores = scores[:, 0]
+
+    def derive(score, target):
+        loss_at = partial(loss, target=target)
+        return loss_at(score), jax.grad(loss_at)(score), jax.hessian(loss_at)(score)
+
+    value, *derivatives = jax.jit(jax.vmap(derive))(scores, targets)
+    reached = np.asarray(value) < 1e12
+    assert not np.isnan(value).any()
+    least = -12 if family == "student_t" else -29
+    scale = {"normal": 1, "student_t": 1, "log_normal": 1, "normal_mixture": [2, 3]}
+    low = scores[:, scale[family]] < least if family in scale else np.zeros(len(value))
+    low = low.reshape(len(value), -1).any(axis=1)
+    for found, where in zip(derivatives, (reached, reached & ~low), strict=True):
+        found = np.isfinite(np.asarray(found)).reshape(len(value), -1).all(axis=1)
+        bad = where & ~found
+        assert not bad.any(), (scores[bad][0], targets[bad][0])
+
+
+def test_degrees_of_freedom_of_normal_noise():
+    """They grow without bound; quantiles are those of the normal limit."""
+    y = X_NORMAL[:, 0] + NOISE
+    loss = jb.losses.likelihood(D.student_t)
+    model, history = jb.fit(
+        X_NORMAL, y, loss, num_scores=3, num_rounds=60, max_depth=3, learning_rate=0.3
+    )
+    assert np.isfinite(history.train_loss).all()
+    found = jb.predict(model, X_NORMAL, inverse_link=D.student_t)
+    low, middle, high = (np.asarray(found.icdf(q)) for q in (0.05, 0.5, 0.95))
+    reference = st.t(
+        *(np.asarray(v, float) for v in (found.df, found.loc, found.scale))
+    )
+    tolerance = dict(rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(low, reference.ppf(0.05), **tolerance)
+    np.testing.assert_allclose(middle, found.loc, **tolerance)
+    np.testing.assert_allclose(high, reference.ppf(0.95), **tolerance)
+
+
+def test_inflated_counts_train_to_the_end():
+    """A gate of 1 in float32 once had a NaN derivative, which ended training."""
+    mean = np.exp(1 + X_NORMAL[:, 0])
+    y = np.where(X_NORMAL[:, 1] > 0, 0, np.random.default_rng(1).poisson(mean))
+    loss = jb.losses.likelihood(D.zero_inflated_poisson)
+    model, history = jb.fit(
+        X_NORMAL, y, loss, num_scores=2, num_rounds=100, max_depth=3,
+        learning_rate=0.3,
+    )  # fmt: skip
+    assert np.isfinite(history.train_loss).all()
+    moved = np.abs(model.leaf_value).reshape(100, -1).max(axis=1)
+    assert (moved > 0).all()
+    assert history.train_loss[-1] < history.train_loss[40]
+
+
+X_NORMAL = np.random.default_rng(0).normal(size=(200, 3)).astype(np.float32)
+NOISE = np.random.default_rng(1).normal(size=200).astype(np.float32)

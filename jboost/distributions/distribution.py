@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What all distributions share: quantiles by bisection, and shapes.
+"""Quantiles by bisection, bounds on scores, and shapes, for all distributions.
 
 In: a distribution whose fields are arrays of one shape. Out: quantiles, and arrays of
 the right dtype.
@@ -15,6 +15,7 @@ from jboost.numerics.floats import middle_float
 
 MOST = float(jnp.finfo(jnp.float32).max)
 _HALVINGS = 33
+_LARGEST_LOG = 40.0  # squares of its exponential, and their inverses, are float32
 
 
 class Distribution:
@@ -33,6 +34,11 @@ class Distribution:
     def cdf(self, value: Any) -> Array:
         """Returns the probability of values up to ``value``."""
         raise NotImplementedError
+
+    def _tails(self, value):
+        """Returns the probabilities of values up to ``value``, and above it."""
+        below = self.cdf(value)
+        return below, 1 - below
 
     def sample(self, key: Any, sample_shape: tuple[int, ...] = ()) -> Array:
         """Draws values, [*sample_shape, *shape]."""
@@ -57,21 +63,33 @@ class Distribution:
         """
         q = jnp.asarray(q, jnp.float32)
         q = jnp.broadcast_to(q, jnp.broadcast_shapes(q.shape, self.shape))
-        low, high = (jnp.full(q.shape, end, jnp.float32) for end in self.support)
+        low, high = (jnp.full(q.shape, end) for end in (-MOST, self.support[1]))
 
         def halve(_, ends):
             low, high = ends
             middle = middle_float(low, high)
-            enough = self.cdf(middle) >= q
+            below, above = self._tails(middle)
+            # Probabilities near 1 have fewer digits than those of the other side.
+            enough = jnp.where(q < 0.5, below >= q, above <= 1 - q)
             return jnp.where(enough, low, middle), jnp.where(enough, middle, high)
 
-        low, high = jax.lax.fori_loop(0, _HALVINGS, halve, (low, high))
-        return jnp.where(self.cdf(low) >= q, low, high)
+        high = jax.lax.fori_loop(0, _HALVINGS, halve, (low, high))[1]
+        return jnp.where(high == 0, 0, high)  # not -0
 
 
 def like(parameter: Array, value: Any) -> Array:
     """Returns the values in the dtype of a parameter."""
     return jnp.asarray(value, parameter.dtype)
+
+
+def positive(score: Array) -> Array:
+    """Returns exp(score), between exp(-40) and exp(40)."""
+    return jnp.exp(bounded(score))
+
+
+def bounded(score: Array) -> Array:
+    """Returns a logarithm or logit between its bounds, -40 and 40."""
+    return jnp.clip(score, -_LARGEST_LOG, _LARGEST_LOG)
 
 
 def within(inside: Array, log_prob: Array) -> Array:

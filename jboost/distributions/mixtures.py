@@ -14,7 +14,10 @@ import numpy as np
 from jax.scipy import special
 from jaxtyping import Array, Float
 
-from jboost.distributions.distribution import Distribution, like
+from jboost.distributions.distribution import Distribution, like, positive
+from jboost.distributions.special import divide
+
+_LARGEST_LOGIT = 20.0  # no weight of a component is 0
 
 
 @jax.tree_util.register_dataclass
@@ -50,8 +53,12 @@ class NormalMixture(Distribution):
 
     def cdf(self, value: Any) -> Array:
         """Returns the probability of values up to ``value``."""
-        parts = self.weights * special.ndtr(self._standardize(value))
-        return jnp.sum(parts, axis=-1)
+        return self._tails(value)[0]
+
+    def _tails(self, value):
+        z = self._standardize(value)
+        below, above = (self.weights * special.ndtr(each) for each in (z, -z))
+        return jnp.sum(below, axis=-1), jnp.sum(above, axis=-1)
 
     def draw(self, key: Any) -> Array:
         """Draws one value for each entry of the parameters."""
@@ -65,7 +72,7 @@ class NormalMixture(Distribution):
         return loc + scale * jax.random.normal(second, self.shape, self.locs.dtype)
 
     def _standardize(self, value):
-        return (like(self.locs, value)[..., None] - self.locs) / self.scales
+        return divide(like(self.locs, value)[..., None] - self.locs, self.scales)
 
 
 def normal_mixture(score: Float[Array, " K"]) -> NormalMixture:
@@ -89,8 +96,9 @@ def normal_mixture(score: Float[Array, " K"]) -> NormalMixture:
             "num_scores must be 3 M - 1 for normal_mixture of M components (5 for 2, 8 "
             f"for 3), got {score.shape[0]}"
         )
-    scales = jnp.exp(score[number : 2 * number])
+    scales = positive(score[number : 2 * number])
     apart = np.linspace(-1, 1, number, dtype=np.float32) if number > 1 else np.zeros(1)
     locs = score[:number] + jnp.asarray(apart, score.dtype) * scales
-    logits = jnp.concatenate([score[2 * number :], jnp.zeros(1, score.dtype)])
+    logits = jnp.clip(score[2 * number :], -_LARGEST_LOGIT, _LARGEST_LOGIT)
+    logits = jnp.concatenate([logits, jnp.zeros(1, score.dtype)])
     return NormalMixture(locs, scales, jax.nn.softmax(logits))

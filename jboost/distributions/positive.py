@@ -16,11 +16,36 @@ from jaxtyping import Array, Float
 from jboost.distributions.distribution import (
     MOST,
     Distribution,
+    bounded,
     like,
     matrix,
+    positive,
     within,
 )
-from jboost.distributions.special import log_gamma_excess, trigamma, trigamma_excess
+from jboost.distributions.draws import draw_beta, draw_gamma, keep_positive
+from jboost.distributions.special import (
+    divide,
+    log_gamma_excess,
+    log_ratio_excess,
+    trigamma_excess,
+)
+from jboost.distributions.tails import beta_tails, gamma_tails
+
+_LARGE = 64.0  # a concentration, from which terms of the log density would cancel
+_LEAST_RATIO = 1e-12  # of a value to the mean
+_SMALL = 0.1  # an inverse concentration
+# (-1)^n zeta(n) (2^n - 2) / n for n from 9 to 2: the terms of log Gamma(1 + 2 u) - 2
+# log Gamma(1 + u), a series in u.
+_MOMENTS = (
+    -56.780476,
+    31.879456,
+    -18.150287,
+    10.512545,
+    -6.2215665,
+    3.7881313,
+    -2.4041138,
+    1.6449341,
+)
 
 
 @jax.tree_util.register_dataclass
@@ -45,10 +70,10 @@ class LogNormal(Distribution):
         """Returns the log density; -inf for values <= 0."""
         value = like(self.loc, value)
         inside = value > 0
-        log = jnp.log(jnp.where(inside, value, 1))
-        z = (log - self.loc) / self.scale
+        of_value = jnp.log(jnp.where(inside, value, 1))
+        z = divide(of_value - self.loc, self.scale)
         normal = jnp.log(self.scale) + math.log(2 * math.pi) / 2
-        return within(inside, -jnp.square(z) / 2 - normal - log)
+        return within(inside, -jnp.square(z) / 2 - normal - of_value)
 
     def cdf(self, value: Any) -> Array:
         """Returns the probability of values up to ``value``."""
@@ -64,7 +89,7 @@ class LogNormal(Distribution):
     def draw(self, key: Any) -> Array:
         """Draws one value for each entry of the parameters."""
         noise = jax.random.normal(key, self.shape, self.loc.dtype)
-        return jnp.exp(self.loc + self.scale * noise)
+        return keep_positive(jnp.exp(self.loc + self.scale * noise))
 
     def fisher_information(self) -> Array:
         """Returns the information of one value about (loc, scale), [2, 2, *shape]."""
@@ -94,20 +119,29 @@ class Gamma(Distribution):
         value, k = like(self.mean, value), self.concentration
         inside = value > 0
         value = jnp.where(inside, value, 1)
-        ratio = value / self.mean
-        log_prob = k * (jnp.log(ratio) - ratio + 1) - log_gamma_excess(k)
+        ratio = divide(value, self.mean)
+        plain = (k < _LARGE) & (ratio > _LEAST_RATIO)
+        small = jnp.log(jnp.where(plain, ratio, 1)) - ratio + 1
+        large = log_ratio_excess(value, self.mean, value - self.mean)
+        log_prob = k * jnp.where(plain, small, large) - log_gamma_excess(k)
         return within(inside, log_prob - jnp.log(value))
 
     def cdf(self, value: Any) -> Array:
         """Returns the probability of values up to ``value``."""
-        ratio = jnp.maximum(like(self.mean, value), 0) / self.mean
-        k = jnp.broadcast_to(self.concentration, ratio.shape)
-        return special.gammainc(k, k * ratio)
+        return self._tails(value)[0]
+
+    def _tails(self, value):
+        value = jnp.maximum(like(self.mean, value), 0)
+        value, mean, k = jnp.broadcast_arrays(value, self.mean, self.concentration)
+        inside = value > 0
+        value = jnp.where(inside, value, mean)
+        below, above = gamma_tails(k, value, mean, value - mean)
+        return jnp.where(inside, below, 0), jnp.where(inside, above, 1)
 
     def draw(self, key: Any) -> Array:
         """Draws one value for each entry of the parameters."""
         k = self.concentration
-        return jax.random.gamma(key, k, self.shape) * (self.mean / k)
+        return draw_gamma(key, k, self.mean / k)
 
     def fisher_information(self) -> Array:
         """Returns the information of one value about the fields, [2, 2, *shape]."""
@@ -128,39 +162,54 @@ class Weibull(Distribution):
     @property
     def mean(self) -> Array:
         """The mean, scale Gamma(1 + 1 / concentration)."""
-        return self.scale * jnp.exp(special.gammaln(1 + 1 / self.concentration))
+        moment = special.gammaln(1 + 1 / self.concentration)
+        return jnp.exp(jnp.log(self.scale) + moment)
 
     @property
     def variance(self) -> Array:
         """The variance."""
-        first, second = (
-            special.gammaln(1 + power / self.concentration) for power in (1, 2)
+        inverse = 1 / self.concentration
+        first = special.gammaln(1 + inverse)
+        small = jnp.minimum(inverse, _SMALL)
+        # log(1 + variance / mean^2): log Gamma(1 + 2 u) - 2 log Gamma(1 + u).
+        near = jnp.square(small) * jnp.polyval(
+            jnp.asarray(_MOMENTS, small.dtype), small
         )
-        spread = jnp.exp(second) - jnp.exp(2 * first)
-        return jnp.square(self.scale) * spread
+        excess = jnp.where(
+            inverse < _SMALL, near, special.gammaln(1 + 2 * inverse) - 2 * first
+        )
+        size = 2 * (jnp.log(self.scale) + first) + excess
+        return -jnp.exp(size) * jnp.expm1(-excess)
 
     def log_prob(self, value: Any) -> Array:
         """Returns the log density; -inf for values <= 0."""
         value, k = like(self.scale, value), self.concentration
         inside = value > 0
-        log = jnp.log(jnp.where(inside, value, 1))
-        power = k * (log - jnp.log(self.scale))
-        return within(inside, jnp.log(k) + power - log - jnp.exp(power))
+        value = jnp.where(inside, value, 1)
+        of_value = jnp.log(value)
+        power = k * jnp.where(
+            k > _LARGE, self._log_ratio(value), of_value - jnp.log(self.scale)
+        )
+        return within(inside, jnp.log(k) + power - of_value - jnp.exp(power))
 
     def cdf(self, value: Any) -> Array:
         """Returns the probability of values up to ``value``."""
-        ratio = jnp.maximum(like(self.scale, value), 0) / self.scale
-        return -jnp.expm1(-jnp.power(ratio, self.concentration))
+        value = like(self.scale, value)
+        inside = value > 0
+        power = self.concentration * self._log_ratio(jnp.where(inside, value, 1))
+        return jnp.where(inside, -jnp.expm1(-jnp.exp(power)), 0)
 
     def icdf(self, q: Any) -> Array:
         """Returns the q-quantile."""
         hazard = -jnp.log1p(-like(self.scale, q))
-        return self.scale * jnp.power(hazard, 1 / self.concentration)
+        power = jnp.log(hazard) / self.concentration
+        return jnp.exp(jnp.log(self.scale) + power)
 
     def draw(self, key: Any) -> Array:
         """Draws one value for each entry of the parameters."""
         hazard = jax.random.exponential(key, self.shape, self.scale.dtype)
-        return self.scale * jnp.power(hazard, 1 / self.concentration)
+        power = jnp.log(hazard) / self.concentration
+        return keep_positive(jnp.exp(jnp.log(self.scale) + power))
 
     def fisher_information(self) -> Array:
         """Returns the information of one value about the fields, [2, 2, *shape]."""
@@ -171,6 +220,13 @@ class Weibull(Distribution):
         of_shape = (math.pi**2 / 6 + rest**2) / jnp.square(k)
         return matrix(own, both, of_shape)
 
+    def _log_ratio(self, value):
+        """Returns log(value / scale), to its last digits."""
+        excess = divide(value - self.scale, self.scale)
+        near = jnp.abs(excess) < 0.3
+        far = jnp.log(value) - jnp.log(self.scale)
+        return jnp.where(near, jnp.log1p(jnp.where(near, excess, 0)), far)
+
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
@@ -178,59 +234,79 @@ class Beta(Distribution):
     """The beta distribution by ``mean`` m and ``concentration`` c.
 
     Its usual parameters are m c and (1 - m) c; the variance is m (1 - m) / (1 + c).
+    ``logit`` is that of the mean, which float32 cannot tell from 1 above 17.
     """
 
-    mean: Array
+    logit: Array
     concentration: Array
     support = (0.0, 1.0)
 
     @property
+    def mean(self) -> Array:
+        """The mean, sigmoid(logit)."""
+        return jax.nn.sigmoid(self.logit)
+
+    @property
     def variance(self) -> Array:
         """The variance, mean (1 - mean) / (1 + concentration)."""
-        return self.mean * (1 - self.mean) / (1 + self.concentration)
+        return self.mean * self._rest / (1 + self.concentration)
 
     def log_prob(self, value: Any) -> Array:
         """Returns the log density; -inf outside (0, 1)."""
-        value = like(self.mean, value)
+        value = like(self.logit, value)
         inside = (value > 0) & (value < 1)
         value = jnp.where(inside, value, 0.5)
-        rest, first, second = 1 - self.mean, *self._powers()
-        log, log_rest = jnp.log(value), jnp.log1p(-value)
-        log_prob = first * (log - jnp.log(self.mean)) - log_gamma_excess(first)
-        log_prob += second * (log_rest - jnp.log(rest)) - log_gamma_excess(second)
-        log_prob += log_gamma_excess(self.concentration) - log - log_rest
-        return within(inside, log_prob)
+        mean, rest, (first, second) = self.mean, self._rest, self._powers()
+        away = self._subtract_mean(value)
+        log_prob = log_gamma_excess(self.concentration)
+        log_prob -= log_gamma_excess(first) + log_gamma_excess(second)
+        log_prob += first * log_ratio_excess(value, mean, away)
+        log_prob += second * log_ratio_excess(1 - value, rest, -away)
+        return within(inside, log_prob - jnp.log(value) - jnp.log1p(-value))
 
     def cdf(self, value: Any) -> Array:
         """Returns the probability of values up to ``value``."""
-        value = jnp.clip(like(self.mean, value), 0, 1)
-        first, second = self._powers()
-        shape = jnp.broadcast_shapes(value.shape, self.shape)
-        first, second, value = (
-            jnp.broadcast_to(each, shape) for each in (first, second, value)
-        )
-        return special.betainc(first, second, value)
+        return self._tails(value)[0]
+
+    def _tails(self, value):
+        value = jnp.clip(like(self.logit, value), 0, 1)
+        excess = self.concentration * self._subtract_mean(value)
+        first, second, value = jnp.broadcast_arrays(*self._powers(), value)
+        below, above = beta_tails(first, second, value, 1 - value, excess)
+        below = jnp.where(value > 0, jnp.where(value < 1, below, 1), 0)
+        return below, jnp.where(value > 0, jnp.where(value < 1, above, 0), 1)
 
     def draw(self, key: Any) -> Array:
         """Draws one value for each entry of the parameters."""
-        return jax.random.beta(key, *self._powers(), self.shape)
+        return draw_beta(key, *self._powers())
 
     def fisher_information(self) -> Array:
         """Returns the information of one value about the fields, [2, 2, *shape]."""
-        m, c = self.mean, self.concentration
-        first, second = (trigamma(power) for power in self._powers())
-        own = jnp.square(c) * (first + second)
-        both = c * (m * first - (1 - m) * second)
-        of_shape = jnp.square(m) * first + jnp.square(1 - m) * second - trigamma(c)
+        m, rest, c = self.mean, self._rest, self.concentration
+        first, second = self._powers()
+        # a^2 psi'(a) = excess + a; outside of ``own`` the terms without excess cancel.
+        of_first, of_second = trigamma_excess(first), trigamma_excess(second)
+        own = jnp.square(rest) * (of_first + first)
+        own += jnp.square(m) * (of_second + second)
+        both = (rest * of_first - m * of_second) / c
+        of_shape = (of_first + of_second - trigamma_excess(c)) / jnp.square(c)
         return matrix(own, both, of_shape)
 
+    @property
+    def _rest(self):
+        return jax.nn.sigmoid(-self.logit)
+
     def _powers(self):
-        return self.mean * self.concentration, (1 - self.mean) * self.concentration
+        return self.mean * self.concentration, self._rest * self.concentration
+
+    def _subtract_mean(self, value):
+        """Returns value - mean, from the complements where these are exact."""
+        return jnp.where(self.logit > 0, self._rest - (1 - value), value - self.mean)
 
 
 def log_normal(score: Float[Array, "2"]) -> LogNormal:
     """Makes a log-normal distribution: loc = score[0], scale = exp(score[1])."""
-    return LogNormal(score[0], jnp.exp(score[1]))
+    return LogNormal(score[0], positive(score[1]))
 
 
 def gamma(score: Float[Array, "2"]) -> Gamma:
@@ -241,14 +317,14 @@ def gamma(score: Float[Array, "2"]) -> Gamma:
       >>> float(jb.distributions.gamma(jnp.array([0.0, 0.0])).variance)
       1.0
     """
-    return Gamma(jnp.exp(score[0]), jnp.exp(score[1]))
+    return Gamma(positive(score[0]), positive(score[1]))
 
 
 def weibull(score: Float[Array, "2"]) -> Weibull:
     """Makes a Weibull distribution: scale = exp(score[0]), shape = exp(score[1])."""
-    return Weibull(jnp.exp(score[0]), jnp.exp(score[1]))
+    return Weibull(positive(score[0]), positive(score[1]))
 
 
 def beta(score: Float[Array, "2"]) -> Beta:
     """Makes a beta distribution: mean = sigmoid(score[0]), c = exp(score[1])."""
-    return Beta(jax.nn.sigmoid(score[0]), jnp.exp(score[1]))
+    return Beta(bounded(score[0]), positive(score[1]))

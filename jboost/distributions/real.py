@@ -13,10 +13,18 @@ import jax.numpy as jnp
 from jax.scipy import special
 from jaxtyping import Array, Float
 
-from jboost.distributions.distribution import Distribution, like, matrix
-from jboost.distributions.special import log_gamma_excess, trigamma
+from jboost.distributions.distribution import Distribution, like, matrix, positive
+from jboost.distributions.special import (
+    divide,
+    log_gamma_excess,
+    log_ratio_excess,
+    trigamma,
+)
+from jboost.distributions.tails import beta_tails
 
 _LEAST_LOG_EXCESS = math.log(1e-4)  # of degrees of freedom above 1, for a mean
+_MANY = 100.0  # degrees of freedom
+_FARTHEST = 1e18  # in units of scale times sqrt(df)
 
 
 @jax.tree_util.register_dataclass
@@ -39,7 +47,7 @@ class Normal(Distribution):
 
     def log_prob(self, value: Any) -> Array:
         """Returns the log density."""
-        z = (like(self.loc, value) - self.loc) / self.scale
+        z = divide(like(self.loc, value) - self.loc, self.scale)
         return -jnp.square(z) / 2 - jnp.log(self.scale) - math.log(2 * math.pi) / 2
 
     def cdf(self, value: Any) -> Array:
@@ -84,7 +92,7 @@ class Laplace(Distribution):
         distance = like(self.loc, value) - self.loc
         # The gradient of jnp.abs at 0 is 1, not 0.
         distance = jnp.sign(distance) * distance
-        return -distance / self.scale - jnp.log(2 * self.scale)
+        return divide(-distance, self.scale) - jnp.log(2 * self.scale)
 
     def cdf(self, value: Any) -> Array:
         """Returns the probability of values up to ``value``."""
@@ -94,8 +102,9 @@ class Laplace(Distribution):
 
     def icdf(self, q: Any) -> Array:
         """Returns the q-quantile."""
-        away = like(self.loc, q) - 0.5
-        return self.loc - self.scale * jnp.sign(away) * jnp.log1p(-2 * jnp.abs(away))
+        q = like(self.loc, q)
+        tail = jnp.log(2 * jnp.minimum(q, 1 - q))
+        return self.loc + self.scale * jnp.where(q < 0.5, tail, -tail)
 
     def draw(self, key: Any) -> Array:
         """Draws one value for each entry of the parameters."""
@@ -132,24 +141,27 @@ class StudentT(Distribution):
 
     def log_prob(self, value: Any) -> Array:
         """Returns the log density."""
-        half = self.df / 2
-        z = (like(self.loc, value) - self.loc) / self.scale
-        tail = (half + 0.5) * jnp.log1p(jnp.square(z) / self.df)
-        # log Gamma(half + 1 / 2) - log Gamma(half) - log(half) / 2
-        ratio = (half + 0.5) * jnp.log1p(1 / self.df) - 0.5
-        ratio = ratio + log_gamma_excess(half + 0.5) - log_gamma_excess(half)
-        return ratio - math.log(2 * math.pi) / 2 - tail - jnp.log(self.scale)
+        z = divide(like(self.loc, value) - self.loc, self.scale)
+        square = jnp.square(z)
+        few = _log_kernel_of_few(square, jnp.minimum(self.df, _MANY))
+        many = _log_kernel_of_many(square, jnp.maximum(self.df, _MANY))
+        kernel = jnp.where(self.df > _MANY, many, few)
+        return kernel - math.log(2 * math.pi) / 2 - jnp.log(self.scale)
 
     def cdf(self, value: Any) -> Array:
         """Returns the probability of values up to ``value``."""
-        z = (like(self.loc, value) - self.loc) / self.scale
-        square, df = jnp.square(z), jnp.broadcast_to(self.df, z.shape)
-        whole, half = df + square, jnp.full_like(z, 0.5)
-        # Each form is accurate where the other rounds its argument to 1.
-        outer = special.betainc(df / 2, half, df / whole)
-        inner = special.betainc(half, df / 2, square / whole)
-        tail = jnp.where(square > df, outer, 1 - inner) / 2
-        return jnp.where(z < 0, tail, 1 - tail)
+        return self._tails(value)[0]
+
+    def _tails(self, value):
+        z = divide(like(self.loc, value) - self.loc, self.scale)
+        df, root = jnp.broadcast_to(self.df, z.shape), jnp.sqrt(self.df)
+        square = jnp.square(jnp.minimum(jnp.abs(z) / root, _FARTHEST))  # z^2 / df
+        x, rest = 1 / (1 + square), square / (1 + square)
+        excess = (x - df * rest) / 2
+        outer, _ = beta_tails(df / 2, jnp.full_like(z, 0.5), x, rest, excess)
+        return jnp.where(z < 0, outer / 2, 1 - outer / 2), jnp.where(
+            z < 0, 1 - outer / 2, outer / 2
+        )
 
     def draw(self, key: Any) -> Array:
         """Draws one value for each entry of the parameters."""
@@ -176,6 +188,26 @@ class StudentT(Distribution):
         return jnp.stack([jnp.stack(row) for row in rows])
 
 
+def _log_kernel_of_few(square, df):
+    """The log density for loc 0 and scale 1, plus log(2 pi) / 2, at square = z^2."""
+    half = df / 2
+    tail = (half + 0.5) * jnp.log1p(square / df)
+    # log Gamma(half + 1 / 2) - log Gamma(half) - log(half) / 2
+    ratio = (half + 0.5) * jnp.log1p(1 / df) - 0.5
+    ratio = ratio + log_gamma_excess(half + 0.5) - log_gamma_excess(half)
+    return ratio - tail
+
+
+def _log_kernel_of_many(square, df):
+    """The same where derivatives in df would cancel: -z^2 / 2, and terms in 1 / df."""
+    share = jnp.minimum(square, _FARTHEST**2) / df
+    tail = df * log_ratio_excess(1 + share, jnp.ones_like(share), share) + jnp.log1p(
+        share
+    )
+    ratio = (1 / (24 * jnp.square(df)) - 1 / 4) / df
+    return ratio - (square + tail) / 2
+
+
 def _information_of_df(df):
     """(psi'(df / 2) - psi'((df + 1) / 2)) / 4 - (df + 5) / (2 df (df + 1) (df + 3))."""
     small = jnp.minimum(df, 8.0)
@@ -196,12 +228,12 @@ def normal(score: Float[Array, "2"]) -> Normal:
       >>> float(found.mean), float(found.scale)
       (3.0, 1.0)
     """
-    return Normal(score[0], jnp.exp(score[1]))
+    return Normal(score[0], positive(score[1]))
 
 
 def laplace(score: Float[Array, "2"]) -> Laplace:
     """Makes a Laplace distribution: loc = score[0], scale = exp(score[1])."""
-    return Laplace(score[0], jnp.exp(score[1]))
+    return Laplace(score[0], positive(score[1]))
 
 
 def student_t(score: Float[Array, "3"]) -> StudentT:
@@ -209,5 +241,5 @@ def student_t(score: Float[Array, "3"]) -> StudentT:
 
     More than one degree of freedom, at least 1.0001: the mean exists.
     """
-    df = 1 + jnp.exp(jnp.maximum(score[2], _LEAST_LOG_EXCESS))
-    return StudentT(score[0], jnp.exp(score[1]), df)
+    df = 1 + positive(jnp.maximum(score[2], _LEAST_LOG_EXCESS))
+    return StudentT(score[0], positive(score[1]), df)

@@ -129,7 +129,9 @@ def tweedie(score, target, *, power=1.5):
     """
     target = _like(score, target)
     zero_part = jnp.exp((2 - power) * score) / (2 - power)
-    value = zero_part - target * jnp.exp((1 - power) * score) / (1 - power)
+    # For target 0 the other part is 0, where exp may be inf, too.
+    inner = jnp.where(target > 0, score, 0)
+    value = zero_part - target * jnp.exp((1 - power) * inner) / (1 - power)
     return _defined(target >= 0, value)
 
 
