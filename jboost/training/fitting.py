@@ -18,7 +18,6 @@ from tqdm import tqdm
 from jboost import losses
 from jboost.boosting.settings import Regularization
 from jboost.entry.arguments import explain_arguments
-from jboost.entry.collectives import gather_numbers, num_processes, use_processes
 from jboost.entry.decorators import on_host
 from jboost.entry.exchanges import gather_numbers, num_processes, use_processes
 from jboost.kernels.grow_cpu import keep_scratch
