@@ -14,6 +14,7 @@ import scipy.stats as st
 import jboost as jb
 from jboost.losses.likelihoods import find_information
 from jboost.losses.names import LOSSES
+from jboost.objective.information import _weigh
 
 D = jb.distributions
 Q = np.linspace(0.02, 0.98, 13)
@@ -447,6 +448,11 @@ def test_degrees_of_freedom_of_normal_noise():
     np.testing.assert_allclose(low, reference.ppf(0.05), **tolerance)
     np.testing.assert_allclose(middle, found.loc, **tolerance)
     np.testing.assert_allclose(high, reference.ppf(0.95), **tolerance)
+    far = jnp.stack([jnp.zeros(50), jnp.zeros(50), jnp.full(50, 30.0)])
+    for exponent in (0.0, 0.5):  # no row knows anything of the degrees of freedom
+        information = jnp.full((3, 50), 1.0).at[2].set(0)
+        weighed = _weigh(far, information, jnp.ones(50), exponent)
+        assert all(np.isfinite(each).all() for each in weighed)
 
 
 def test_inflated_counts_train_to_the_end():

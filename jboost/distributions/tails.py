@@ -2,7 +2,8 @@
 """Incomplete gamma and beta functions that are accurate for all shapes, and cheap.
 
 In: positive float32 shapes up to e^40, and a place. Out: the probabilities below and
-above it; the smaller one to about 1e-5 of itself, however small it is.
+above it, to 1e-4 of themselves and mostly to 1e-5, however small they are. Where a
+shape is below 1e-3, the smaller one may only be exact to 1e-6.
 
 The mass of a tail is the density at its end times the integral of the ratio of
 densities. In log x (gamma) or the logit of x (beta) densities are log-concave, so that

@@ -119,5 +119,8 @@ def _weigh(gradient, information, weights, exponent):
         return gradient, information, None
     least = _FLOOR * weighted_mean(information, weights)
     information = jnp.maximum(information, least[:, None])
-    factor = information ** (exponent - 1)
+    # 0 where no row has any, such as about degrees of freedom near the normal limit.
+    informed = information > 0
+    factor = jnp.where(informed, information, 1) ** (exponent - 1)
+    factor = jnp.where(informed, factor, 0)
     return factor * gradient, factor * information, factor
