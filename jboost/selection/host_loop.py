@@ -37,7 +37,7 @@ from jboost.selection.runs import (
     start_runs,
 )
 from jboost.training.history import TrainingError
-from jboost.training.idleness import describe_idleness, describe_limits
+from jboost.training.idleness import count_rounds, describe_idleness, describe_limits
 from jboost.training.pacing import MOST_ROUNDS, open_bar, pace_rounds, wait_for
 from jboost.training.refusing import check_slopes, refuse_group, refuse_rows
 from jboost.training.starting import check_minimizers, refuse_endless
@@ -271,10 +271,11 @@ def _tell_limits(study, points, curves, shared, runs, state, split):
     problem = Problem(static, arrays._replace(data=data_of(shared, run)))
     reason = describe_limits(problem, study.rows, own, study.bins)
     if reason is not None:
-        rounds = curves[index].num_rounds
-        curves[index].idle = (
-            f"no tree of {rounds} rounds has a split in fold {fold}"
-            f"{points[index].name}: {reason}"
+        rounds = count_rounds(curves[index].num_rounds)
+        curves[
+            index
+        ].idle = (
+            f"no tree {rounds} has a split in fold {fold}{points[index].name}: {reason}"
         )
 
 

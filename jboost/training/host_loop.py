@@ -40,7 +40,12 @@ from jboost.training.history import (
     TrainingInterrupted,
     explain_divergence,
 )
-from jboost.training.idleness import describe_idleness, describe_limits, has_split
+from jboost.training.idleness import (
+    count_rounds,
+    describe_idleness,
+    describe_limits,
+    has_split,
+)
 from jboost.training.metric_calls import evaluate_metric
 from jboost.training.pacing import advance, pace_rounds, skip_to
 from jboost.training.record import Record
@@ -201,7 +206,7 @@ def _tell_limits(run, state, sums):
     last = jax.tree.map(lambda array: np.asarray(array[-1]), sums)
     reason = describe_limits(job.problem, job.rows, state, record.bins, last)
     if reason is not None:
-        warn_user(f"no tree of {record.num_rounds} rounds has a split: {reason}")
+        warn_user(f"no tree {count_rounds(record.num_rounds)} has a split: {reason}")
 
 
 def _tell_kept(run):

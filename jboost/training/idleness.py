@@ -65,6 +65,11 @@ def has_split(trees: Tree) -> Bool[ArrayLike, ""]:
     return ((trees.sums.weight > 0).sum(axis=-1) > 1).any()
 
 
+def count_rounds(number: int) -> str:
+    """Returns "of 5 rounds" for a message."""
+    return f"of {number} round{'' if number == 1 else 's'}"
+
+
 def describe_limits(
     problem: Problem,
     rows: PaddedRows,
@@ -112,7 +117,7 @@ def describe_limits(
     if total is not None and 2 * least > total:
         reasons.append(
             f"min_child_weight={least:g} asks for a curvature of {2 * least:g} in two "
-            f"children, and all rows have {total:.3g}"
+            f"children, and the rows of a round have {total:.3g}"
         )
     others = {"min_gain": limits.min_gain}
     if total is None:
