@@ -175,6 +175,25 @@ def test_rows_that_lose_their_gradient_do_not_stop_the_others():
     )
 
 
+def test_a_vector_loss_with_ties_leaves_its_start():
+    """A quarter of the rows start at their kink, where curvature is smoothed."""
+
+    def distance(scores, targets):
+        return jnp.sqrt(jnp.sum((scores - targets) ** 2))
+
+    x = np.random.default_rng(0).normal(size=(500, 3)).astype(np.float32)
+    y = np.round(x[:, 0] + x[:, 1] ** 2)
+    targets = np.stack([y, y], axis=1)
+    losses = [
+        jb.fit(
+            x, targets * unit, distance, num_scores=2, num_rounds=20, max_depth=3
+        )[1].train_loss / unit
+        for unit in (1.0, 2.0**10)
+    ]  # fmt: skip
+    assert losses[0][-1] < 0.75 * np.mean(np.sqrt(2) * np.abs(y))
+    np.testing.assert_array_equal(*losses)  # in any unit
+
+
 @pytest.mark.parametrize("train", [jb.fit, partial(jb.cross_validate, folds=2)])
 def test_a_gradient_that_is_lost_on_the_way_is_reported(train):
     def half(s, t):

@@ -187,6 +187,34 @@ def test_weights_may_be_multiplied_by_any_power_of_two(power):
     np.testing.assert_allclose(own, other, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.parametrize("loss", [L.squared_error, L.absolute_error, L.huber])
+@pytest.mark.parametrize("share", [1 / ROWS, 0.01, 0.7])
+def test_weights_below_one_are_counted_in_their_mean(loss, share):
+    """Also by limits that are no defaults; weights may differ from row to row."""
+    weights = RNG.uniform(0.5, 1.5, size=ROWS)
+    weights *= share / weights.mean()
+    settings = dict(l2=2.0, min_child_weight=4.0, min_gain=0.01, l1=0.1)
+    if loss is L.absolute_error:
+        settings = {}  # l1 does not apply to medians
+    own, other = (
+        train(loss, Z + NOISE, 1, sample_weight=w, **settings)[1]
+        for w in (weights, weights / weights.mean())
+    )
+    np.testing.assert_allclose(own, other, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("shift", [-3.0, 100.0])
+def test_targets_of_several_scores_may_be_shifted(shift):
+    def pinball(scores, target):
+        tau = jnp.array([0.1, 0.5, 0.9])
+        return jnp.sum(
+            jnp.maximum(tau * (target - scores), (tau - 1) * (target - scores))
+        )
+
+    own, other = (train(pinball, Z + NOISE + by, 3)[1] for by in (0.0, shift))
+    np.testing.assert_allclose(other - shift, own, atol=1e-3 * np.std(own))
+
+
 @pytest.mark.parametrize("outlier", [1e9, 1e20, -1e30])
 @pytest.mark.parametrize("loss", [L.absolute_error, L.huber, L.log_cosh])
 def test_one_outlier_does_not_keep_robust_losses_from_learning(loss, outlier):
