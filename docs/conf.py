@@ -9,6 +9,8 @@ import sys
 import textwrap
 from pathlib import Path
 
+from sphinx.util.nodes import make_refnode
+
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
 sys.path.insert(0, str(HERE))
@@ -106,6 +108,20 @@ def _read_signature(app, what, name, obj, options, signature, result):
     return f"({ast.unparse(function.args)})", returns and returns.strip("'")
 
 
+def _find_target(app, env, node, contnode):
+    """Links names written as in the code: ``jb.fit``, or ``fit_bins`` in its box."""
+    name = re.sub(r"^(jb|jboost)\.", "", node.get("reftarget", ""))
+    domain = env.get_domain("py")
+    found = [full for full in domain.objects if f".{full}".endswith(f".{name}")]
+    if not name or len(found) != 1:
+        return None
+    (full,) = found
+    entry = domain.objects[full]
+    return make_refnode(
+        app.builder, node["refdoc"], entry.docname, entry.node_id, contnode, full
+    )
+
+
 def setup(app):
     """Draws missing pictures, and registers the converters of docstrings."""
     make_pictures.draw_missing()
@@ -113,3 +129,4 @@ def setup(app):
     app.connect("autodoc-process-docstring", _read_docstring, priority=100)
     app.connect("autodoc-process-signature", _read_signature)
     app.connect("autodoc-process-docstring", _escape_types, priority=900)
+    app.connect("missing-reference", _find_target)

@@ -102,6 +102,16 @@ def test_tables_of_losses_and_metrics_are_complete():
     assert {*re.findall(r"`(\w+)`", listed)} == {*jb.metrics.METRICS}
 
 
+def test_figures_of_the_readme_stand_on_the_pages_that_it_names():
+    row = r"^\| .* \| ([\d.]+) \| \[.*\]\((docs/.*\.md)\) \|$"
+    figures = re.findall(row, (ROOT / "README.md").read_text(), re.M)
+    assert len(figures) > 10
+    for figure, page in figures:
+        assert re.search(rf"(?<![\d.]){figure}(?!\d)", (ROOT / page).read_text()), (
+            figure
+        )
+
+
 def test_readme_is_short():
     assert len((ROOT / "README.md").read_text().splitlines()) < 160
 
@@ -144,6 +154,23 @@ def test_the_reference_has_every_public_name():
     for module in modules - {*SUBMODULES}:
         pattern = rf"(auto|current)module:: jboost\.{module}\n"
         assert re.search(pattern, pages), module
+
+
+def test_references_in_docstrings_lead_to_public_names():
+    """Pages link jb.fit, and the last parts of a name where these are unique."""
+    public, found = find_public_names(), r":(?:func|class|exc):`~?([\w.]+)`"
+    modules = {name for name in jb.__all__ if isinstance(getattr(jb, name), ModuleType)}
+    listed = [*public] + [
+        f"{module}.{name}" for module in modules for name in getattr(jb, module).__all__
+    ]
+    dead = {
+        (name, target)
+        for name, thing in public.items()
+        for target in re.findall(found, thing.__doc__ or "")
+        for short in [re.sub(r"^(jb|jboost)\.", "", target)]
+        if len({full for full in listed if f".{full}".endswith(f".{short}")}) != 1
+    }
+    assert dead == set()
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)

@@ -10,7 +10,8 @@ alter models, write the file again and review its diff:
 Structure is compared exactly: histograms are sums of integers, so a split does not
 depend on the processor unless two splits are nearly equally good. Leaf values are
 compared bit for bit where they result from additions, divisions and order statistics,
-which IEEE 754 determines. Two kinds get a tolerance: losses that call exp or log, which
+which IEEE 754 determines (a GPU divides otherwise: see "Same bits" in docs/gpus.md).
+Two kinds get a tolerance: losses that call exp or log, which
 XLA computes differently for different instruction sets, and several scores, whose
 initial score results from damped Newton steps with fused multiplications.
 """
@@ -20,6 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -107,7 +109,8 @@ def test_trees_are_those_in_the_file(name, golden):
     assert found.keys() == expected.keys()
     for key, array in found.items():
         wanted = np.array(expected[key], array.dtype)
-        if name in ROUNDED and key in ("init_score", "leaf_value"):
+        rounded = name in ROUNDED or jax.default_backend() == "gpu"
+        if rounded and key in ("init_score", "leaf_value"):
             np.testing.assert_allclose(
                 array, wanted, rtol=TOLERANCE, atol=TOLERANCE, err_msg=key
             )

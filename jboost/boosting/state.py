@@ -117,7 +117,7 @@ class Problem(NamedTuple):
 
 
 class BoostState(NamedTuple):
-    """What one round hands to the next.
+    """State of a run between two rounds.
 
     Attributes:
       start: scores of the training rows before the first round, offset included: [N]
@@ -132,18 +132,17 @@ class BoostState(NamedTuple):
       parameters: of an adaptive loss, estimated from ``scores``; else ().
       first_parameters: those of the first round, if losses are reported at them;
         else ().
-      pointed: whether the loss looks like |r| to most rows at the start; see
-        :func:`jboost.objective.curvature.is_pointed`.
+      pointed: whether the loss looks like |r| at the start: at three quarters of the
+        rows the second derivative is at most a tenth of the secant weight.
       endless: whether no row has a minimum of its own, for each score.
-      weight_unit: the weight in which limits of regularization are counted; see
-        :func:`find_weight_unit`.
+      weight_unit: min(1, mean of the positive weights), the weight of the rows that
+        limits of regularization are counted in.
       known_shares: share of the rows, by weight, whose target of each score is known;
-        see :func:`jboost.objective.evaluation.known_shares`.
-      least_rows: of a child, where ``min_child_samples`` is "auto"; see
-        :func:`jboost.boosting.auto.count_least_rows`.
-      first_mean: mean curvature of the first round for each score, and
-      concentration: N / N_eff, how unequally its rows inform about the score; see
-        :class:`jboost.boosting.row_derivatives.RowDerivatives`. 1 before that round.
+        1 where scores share a target.
+      least_rows: minimum rows of a child where ``min_child_samples`` is "auto".
+      first_mean: mean curvature of the first round for each score; 1 before it.
+      concentration: N / N_eff of the first round, the number of rows per equally
+        informative row; 1 before it.
       words: seed.
       round: how many rounds have been made.
       sizes: guesses that save collectives; None where all rows are on one device.

@@ -28,11 +28,10 @@ class DenseCodes:
 
     Attributes:
       columns: the codes by feature.
-      packed: the same codes by row, as the kernels read them (the layout is that of
-        :func:`jboost.kernels.code_operands.packed_shape`); None where no kernel needs
-        them.
+      packed: the same codes by row, in the layout that the kernels read; None where no
+        kernel needs them.
       order: the rows sorted by each feature's code, where trees are grown from sorted
-        rows; see :func:`jboost.codes.preparing.sort_rows`.
+        rows; missing values come first.
       max_bins: the number of bins that the codes were packed for; None if unknown.
     """
 

@@ -65,7 +65,7 @@ class QuantileSketch(NamedTuple):
 
     Memory: a level l >= 1 has at most 8 (b_l + 1) entries and merges more than 8
     summaries before it is pruned, so N rows fill at most 1 + log_8(N eps / 24) levels.
-    That is O(log(N eps)^3 / eps) entries per feature; :func:`max_entries` counts them.
+    That is O(log(N eps)^3 / eps) entries per feature.
     A feature with at most 24 / eps distinct values never leaves level 0.
 
     All bounds hold up to rounding of float64 sums, and exactly if weights are integers

@@ -250,10 +250,9 @@ def fit(
         ``share_structure``, one. A built-in loss of one score has as many as y [N, K]
         has columns.
       curvature: the second-order weight of a row: "auto", "exact", "secant",
-        "absolute" or "unit", see :func:`jboost.objective.curvature.derivatives`; for
+        "absolute" or "unit" (formulas: the page "Curvature"); for
         :func:`jboost.losses.likelihood` also "fisher", "natural" or "standardized"
-        (which is "auto"), see
-        :func:`jboost.objective.information.informed_derivatives`; for
+        (which is "auto"; the page "Distributions"); for
         losses of groups only "probe" (which is "auto") or "unit"; or, for losses of
         one row, a function with the arguments of the loss that returns it: a number,
         for K > 1 K numbers or a K x K matrix, of which the diagonal is used. It should

@@ -47,8 +47,7 @@ class Split(NamedTuple):
       child_bounds: least and greatest leaf value below the left and the right child,
         where leaf values are limited.
       left_codes, absent_codes: bits of the categories that go left, and of those that
-        no row of the node has, where there are categorical features; see
-        :func:`jboost.trees.category_splits.find_mixed_split`.
+        no row of the node has, where there are categorical features.
     """
 
     feature: Int32[Array, "*M"]
