@@ -112,8 +112,10 @@ def _find_target(app, env, node, contnode):
     """Links names written as in the code: ``jb.fit``, or ``fit_bins`` in its box."""
     name = re.sub(r"^(jb|jboost)\.", "", node.get("reftarget", ""))
     domain = env.get_domain("py")
-    found = [full for full in domain.objects if f".{full}".endswith(f".{name}")]
-    if not name or len(found) != 1:
+    found = [full for full in domain.objects if full.endswith(f".{name}")]
+    if f"jboost.{name}" in found:  # the name at the top is the public one
+        found = [f"jboost.{name}"]
+    if len(found) != 1:
         return None
     (full,) = found
     entry = domain.objects[full]
