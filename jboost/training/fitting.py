@@ -183,8 +183,9 @@ def fit(
         the unit of ``regularization``). Leaves that are order statistics take no l1.
       l2: Lambda: pulls leaf values to 0, counted in average rows (relative) or in
         units of the loss's second derivative (absolute, as in XGBoost). Medians and
-        quantiles are those of the residuals and of l2 zeros (absolute: of none).
-        "auto": 3, or 1 for medians and quantiles; absolute: 1.
+        quantiles are those of the residuals and of l2 zeros (absolute: of none). Rows
+        of the mean weight count, where that is below 1, as for min_child_weight,
+        min_gain and l1. "auto": 3, or 1 for medians and quantiles; absolute: 1.
       max_delta_step: the largest magnitude of a leaf value, before ``learning_rate``;
         inf, or 0 as in XGBoost: none.
       min_gain: kappa: what a split must gain; XGBoost's gamma is 2 min_gain.
