@@ -59,8 +59,8 @@ class PaddedRows(NamedTuple):
     spread: Spread | None = None
 
     @property
-    def offset(self) -> Float[Array, "K N"]:
-        """Scores before the initial one; 0 where none are given."""
+    def offset(self) -> Any:
+        """Scores before the initial one, [K, N]; 0 where none are given."""
         assert self.data.offset is not None
         return self.data.offset
 
