@@ -306,7 +306,7 @@ def test_ordinary_doubles_are_not_reported(draw):
         (np.zeros((0, 2)), ValueError, r"at least one row and one column.*\(0, 2\)"),
         (np.zeros((2, 0)), ValueError, "at least one row and one column"),
         (np.array([["a"], ["b"]]), TypeError, "x must hold numbers .* got dtype <U1"),
-        (np.array([[1], ["b"]], object), TypeError, "got dtype object"),
+        (np.array([[1], ["b"]], object), TypeError, "x must hold .* types int and str"),
         (np.array([[1j]]), TypeError, "got dtype complex128"),
         (np.array([["2020-01-01"]], "M8[D]"), TypeError, "got dtype datetime64"),
         ([[1.0], [1.0, 2.0]], TypeError, "x must be a matrix of numbers"),
