@@ -422,8 +422,8 @@ def test_more_values_than_any_histogram_has_bins():
     y = np.where(x[:, 0] > 43_210, 1.0, -1.0)
     new = np.array([[43_210.4], [43_210.6], [-5], [1e9], [np.nan]])
     model, history = jb.fit(
-        x, y, num_rounds=1, max_depth=1, learning_rate=1.0, l2=0.0,
-        candidates="exact", validation=(new, np.array([-1.0, 1, -1, 1, -1])),
+        x, y, jb.losses.squared_error, num_rounds=1, max_depth=1, learning_rate=1.0,
+        l2=0.0, candidates="exact", validation=(new, np.array([-1.0, 1, -1, 1, -1])),
     )  # fmt: skip
     assert model.threshold[0, 0, 0] == 43_210.5
     np.testing.assert_allclose(jb.predict(model, new)[:4], [-1, 1, -1, 1], atol=1e-5)
