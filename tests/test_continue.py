@@ -46,7 +46,8 @@ def test_codes_of_the_model_must_fit_the_bins():
     model, _ = jb.fit(x, x[:, 0] % 7, categorical=[0], num_rounds=1)
     with pytest.raises(ValueError, match="max_bins must be at least 3 "):
         jb.fit(x, x[:, 0], categorical=[0], num_rounds=1, model=model, max_bins=2)
-    jb.fit(x, x[:, 0], categorical=[0], num_rounds=1, model=model, max_bins=3)
+    with pytest.warns(UserWarning, match="no tree of 1 round has a split"):
+        jb.fit(x, x[:, 0], categorical=[0], num_rounds=1, model=model, max_bins=3)
 
 
 def test_a_model_of_no_rounds_is_a_start():
