@@ -84,10 +84,8 @@ def scores_on_codes(trees, x):
     values = np.asarray(trees.trees.leaf_value)
     added = np.take_along_axis(values, leaves, axis=2)
     start = np.asarray(trees.init_score).reshape(1, -1, 1)
-    stages = [start[0] + added[0]]
-    for change in added[1:]:
-        stages.append(stages[-1] + change)
-    return np.stack(stages), leaves
+    steps = np.zeros_like(added[0])
+    return np.stack([start[0] + (steps := steps + change) for change in added]), leaves
 
 
 MODEL = jb.to_ensemble(make_trees(), BINS)

@@ -13,8 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, ArrayLike, Bool, Float, Int32, UInt32
 
-from jboost.entry.collectives import first_row, some, total
-from jboost.entry.collectives import least as least_of
+from jboost.entry.collectives import exchange, first_row, some
 from jboost.entry.stages import runs_in_stages, stage
 from jboost.kernels.float_bits import exponent_above, power_of_two
 from jboost.numerics.derivatives import square_root
@@ -236,13 +235,13 @@ def _leave_out_lost(gradient, positive, weights):
     finite = jnp.isfinite(gradient) & jnp.isfinite(positive)
     lost = ~jnp.all(finite, axis=0) & (weights > 0)
     rows = jnp.arange(len(lost), dtype=jnp.int32)
-    last = jnp.int32(np.iinfo(np.int32).max)
-    first = least_of(jnp.min(jnp.where(lost, first_row() + rows, last)))
-    count = total(jnp.sum(lost, dtype=jnp.int32))
+    place = (first_row() + rows).astype(jnp.float32)  # beyond 2^24 one nearby
+    own = jnp.sum(lost, dtype=jnp.int32), jnp.max(jnp.where(lost, -place, -jnp.inf))
+    (count,), (first,) = exchange([own[0]], [own[1]])
     return FiniteDerivatives(
         gradient=jnp.where(finite, gradient, 0.0),
         curvature=jnp.where(finite, positive, 0.0),
-        lost=jnp.stack([count, jnp.where(count > 0, first, 0)]),
+        lost=jnp.stack([count, jnp.where(count > 0, -first, 0.0).astype(jnp.int32)]),
     )
 
 
