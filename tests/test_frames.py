@@ -322,7 +322,8 @@ def test_fit_bins_reports_strings_that_look_like_numbers():
 
 def test_strings_that_the_caller_declares_categorical_are_not_reported():
     words = [str(i % 9) for i in range(ROWS)]
-    table, y = pd.DataFrame(dict(a=words, b=words)), np.arange(ROWS, dtype=np.float32)
+    table = pd.DataFrame(dict(a=words, b=words))
+    y = (np.arange(ROWS) % 9).astype(np.float32)
     own = dict(num_rounds=1, max_depth=1)
     calls = [
         lambda **more: jb.fit(table, y, **own, **more),

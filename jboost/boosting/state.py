@@ -177,6 +177,10 @@ class BoostState(NamedTuple):
         """Scores of the training rows, offset included: ``start + steps``."""
         return self.start + self.steps
 
+    def at(self, scores: Float[Array, "..."]) -> "BoostState":
+        """Returns the state at other scores, for loops that change them themselves."""
+        return self._replace(start=scores, steps=jnp.zeros_like(scores))
+
     def __repr__(self) -> str:
         """Shows its fields: the arrays would fill pages."""
         return show_fields(self)
