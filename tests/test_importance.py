@@ -156,9 +156,8 @@ def test_columns_that_no_tree_uses_count_for_nothing():
 
 def test_splits_between_values_and_missing_ones_count():
     x = np.where(np.arange(ROWS) % 3 == 0, np.nan, 1.0).astype(np.float32)[:, None]
-    model, _ = jb.fit(
-        x, np.isnan(x[:, 0]).astype(np.float32), num_rounds=1, max_depth=2
-    )
+    missing = np.isnan(x[:, 0]).astype(np.float32)
+    model, _ = jb.fit(x, missing, jb.losses.squared_error, num_rounds=1, max_depth=2)
     assert jb.feature_importance(model, "splits").values.tolist() == [1]
 
 

@@ -380,7 +380,9 @@ def test_export_takes_the_matrix_of_a_table(tmp_path):
     random = np.random.default_rng(0)
     words = random.choice(["lo", "mid", "hi"], 40)
     table = pd.DataFrame({"a": random.normal(size=40), "s": pd.Categorical(words)})
-    model, _ = jb.fit(table, words == "mid", num_rounds=3, max_depth=2)
+    model, _ = jb.fit(
+        table, words == "mid", jb.losses.squared_error, num_rounds=3, max_depth=2
+    )
     jb.interchange.export_predict(model, tmp_path / "program", platforms=("cpu",))
     content = (tmp_path / "program").read_bytes()
     program = jax.export.deserialize(bytearray(content))
