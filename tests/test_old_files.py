@@ -46,7 +46,8 @@ def expected():
 def test_models_predict_what_they_predicted(name, expected):
     model = jb.load(FOLDER / f"{name}.jboost")
     found = np.asarray(jb.predict(model, table_of(name)))
-    np.testing.assert_array_equal(found, np.float32(expected[name]))
+    # Written when leaf values were added to init_score one by one; now their sum is.
+    np.testing.assert_allclose(found, np.float32(expected[name]), rtol=2.5e-7)
 
 
 def test_names_and_categories_are_kept():

@@ -60,9 +60,11 @@ def test_dart_without_drops_is_fit(page):
         X, Y, jb.losses.squared_error, num_rounds=ROUNDS, max_depth=4, learning_rate=0.3
     )
     own = jb.to_ensemble(trees, page["bins"])
-    for field in ("feature", "threshold", "missing_left", "leaf_value", "init_score"):
+    for field in ("feature", "threshold", "missing_left", "init_score"):
         np.testing.assert_array_equal(getattr(own, field), getattr(model, field))
-    np.testing.assert_array_equal(jb.predict(model, X), scores)
+    # The loop adds trees to the scores, training to the steps beside the start.
+    np.testing.assert_allclose(own.leaf_value, model.leaf_value, atol=1e-6)
+    np.testing.assert_allclose(jb.predict(model, X), scores, atol=1e-6)
 
 
 def test_dart_fits_what_the_kept_trees_leave_and_normalizes(page):

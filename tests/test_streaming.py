@@ -136,6 +136,7 @@ def test_any_depth_is_the_same_to_the_bit(table, max_depth):
     assert_same_training(x, y, max_depth=max_depth)
 
 
+@pytest.mark.filterwarnings("ignore:no tree of")
 def test_trees_that_stop_growing_early_are_the_same(table):
     x, y, weights = table
     settings = {"min_gain": 30.0, "subsample": 0.6}

@@ -35,6 +35,7 @@ from jboost.kernels.library import takes_implementation
 from jboost.kernels.settling import settle_implementation
 from jboost.model.ensemble import Ensemble, check_model
 from jboost.objective.curvature import Curvature
+from jboost.objective.faults import warn_of_lost_rows
 from jboost.objective.tracing import trace_loss
 from jboost.refitting.model_rows import ModelRows, count_rounds, find_leaves, read_rows
 from jboost.training.chunks import Job
@@ -173,7 +174,7 @@ def _refit_rounds(model, rows: ModelRows, job, state, decay, progress):
     step = count_rounds(model, rows.rows)
     run = compiled(_refit_chunk, job.problem.static, effort=FULL)
     old: Any = np.asarray(model.leaf_value)
-    parts, first = [_no_rounds(old)], 0
+    parts, first, before = [_no_rounds(old)], 0, np.asarray(state.lost)
     with open_bar(model.num_rounds, progress) as bar:
         for leaves in find_leaves(model, rows, step):
             count = len(leaves)
@@ -183,6 +184,7 @@ def _refit_rounds(model, rows: ModelRows, job, state, decay, progress):
             )
             found = jax.tree.map(lambda a, n=count: np.asarray(a)[:n], found)
             _check_values(found.leaf_value, first)
+            before = _check_lost(before, state, rows.rows)
             parts.append(found)
             first += count
             bar.update(count)
@@ -225,6 +227,19 @@ def _check_values(values, first):
             "diverges, or its gradient is NaN where its value is finite; use a smaller "
             "learning_rate, or a larger decay or l2"
         )
+
+
+def _check_lost(before, state, rows: PaddedRows):
+    """Warns of rows without derivatives; raises if they are all."""
+    after, size = np.asarray(state.lost), np.count_nonzero(rows.real[1])
+    if after[1] >= size:
+        raise ValueError(
+            f"the leaf values of round {after[0] - 1} became so large that no row has "
+            "finite derivatives: the loss diverges; use a smaller learning_rate, or a "
+            "larger decay or l2"
+        )
+    warn_of_lost_rows(before, after, size)
+    return after
 
 
 def _mix(decay, old, new):

@@ -15,7 +15,6 @@ from zlib import crc32
 
 import numpy as np
 
-from jboost.entry.representation import show
 from jboost.streams.block_headers import Layout, read_header
 from jboost.streams.folders import BlockError
 
@@ -155,7 +154,7 @@ class BlockFile:
     def damaged(self, how: Any) -> BlockError:
         """Returns an error that says how the file is damaged."""
         path = os.fspath(self.block.path)
-        return BlockError(f"block {self.block.number} is damaged: {show(path)}: {how}")
+        return BlockError(f"block {self.block.number} is damaged: {str(path)!r}: {how}")
 
 
 def open_block(block: Block) -> BufferedReader:

@@ -111,7 +111,7 @@ def _check_columns(schema, columns, path, types):
     for name in columns:
         if name not in schema.names:
             raise ValueError(
-                f"{show(path)} must have a column {show(name)}, has "
+                f"{str(path)!r} must have a column {show(name)}, has "
                 f"{show(schema.names)}"
             )
     for name in columns:
@@ -119,7 +119,7 @@ def _check_columns(schema, columns, path, types):
         tests = (types.is_integer, types.is_floating, types.is_boolean, types.is_null)
         if not any(test(kind) for test in (*tests, types.is_decimal)):
             raise TypeError(
-                f"column {show(name)} of {show(path)} must hold numbers, got {kind}; "
+                f"column {show(name)} of {str(path)!r} must hold numbers, got {kind}; "
                 "encode "
                 "strings and dates as numbers first"
             )
@@ -145,7 +145,7 @@ def _naming(path, pyarrow):
     try:
         yield
     except (OSError, pyarrow.ArrowException) as error:
-        raise FileError(f"{show(path)} cannot be read as parquet: {error}") from error
+        raise FileError(f"{str(path)!r} cannot be read as parquet: {error}") from error
 
 
 def _pick(part, role):
@@ -165,7 +165,7 @@ def _find_files(paths):
         found = [text] if os.path.isfile(text) else sorted(glob.glob(text))
         if not found:
             raise ValueError(
-                f"paths must name parquet files, found none at {show(path)}"
+                f"paths must name parquet files, found none at {str(path)!r}"
             )
         files += found
     if not files:
