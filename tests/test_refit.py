@@ -212,7 +212,7 @@ def test_estimators_give_their_model():
         (dict(offset=X), r"offset must have shape \(200,\)"),
         (dict(loss=LOSSES.poisson), r"y must contain numbers >= 0"),
         (dict(curvature="odd"), r"curvature must be one of"),
-        (dict(init_score="odd"), r"init_score must be one of"),
+        (dict(init_score="odd"), r"init_score must be .auto"),
         (dict(init_score=[1.0, 2.0]), r"init_score must be .* got shape"),
         (dict(loss=lambda s, t: -s), r"must have a minimum"),
         (dict(decey=0.5), r"unexpected keyword argument 'decey'; .*'decay'"),
