@@ -231,7 +231,7 @@ def _check_values(values, first):
 
 def _check_lost(before, state, rows: PaddedRows):
     """Warns of rows without derivatives; raises if they are all."""
-    after, size = np.asarray(state.lost), np.count_nonzero(rows.real[1])
+    after, size = np.asarray(state.lost), int(np.count_nonzero(rows.real[1]))
     if after[1] >= size:
         raise ValueError(
             f"the leaf values of round {after[0] - 1} became so large that no row has "
