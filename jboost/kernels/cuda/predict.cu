@@ -69,9 +69,9 @@ __device__ __forceinline__ int find_leaf(const Forest& forest, i64 tree,
 }
 
 // Writes the scores [first, last) of a row: init_score plus the sum of the leaf values
-// of all rounds, or, if staged, of the rounds up to each. `scores` are those of the row,
-// of the first round if staged; `next_round` is the step between rounds if staged, else
-// 0. Several scores are summed in the memory of the result.
+// of all rounds, or, if staged, of the rounds up to each. `scores` are those of the
+// row, of the first round if staged; `next_round` is the step between rounds if staged,
+// else 0. Several scores are summed in the memory of the result.
 __device__ __forceinline__ void add_rounds(const Forest& forest, const Values& values,
                                            const float* leaf_value,
                                            const float* init_score, float* scores,

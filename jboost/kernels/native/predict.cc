@@ -483,8 +483,7 @@ void ScoreBlock(const PredictLoops& loops, const Ensemble& model,
     }
   }
   if (answer.scores == nullptr) return;
-  WriteScores(model, scores, block.count,
-              answer.scores + block.first * num_scores);
+  WriteScores(model, scores, block.count, answer.scores + block.first * num_scores);
 }
 
 // The leaf values of trees that all scores share: those of a leaf lie side by side, so
