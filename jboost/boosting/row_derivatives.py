@@ -30,6 +30,7 @@ from jboost.objective.curvature import (
     derivatives,
     is_raised,
     least_curvature,
+    leave_out_lost,
     mean_positive,
     smoothing_scale,
 )
@@ -146,39 +147,45 @@ def differentiate(
         state = state._replace(minimizer=objective.minimizer, kinks=objective.kinks)
 
     delta = None
-    if state.sizes is not None and (problem.loss.straight or smooth):
+    alone = problem.loss.num_scores == 1  # others may have scores without minima
+    if state.sizes is not None and alone and (problem.loss.straight or smooth):
         guess, (scores, sizes) = state.sizes.smoothing, (state.scores, state.sizes)
         delta, found = smoothing_scale(objective, scores, weights, guess)
         state = state._replace(sizes=sizes._replace(smoothing=found))
 
     def evaluate(curvature):
-        if curvature in EXPONENTS and problem.arrays.given is None:
-            seed = round_seed(state.words, state.round)
-            found = informed_derivatives(
-                objective, state.scores, weights, curvature, seed
-            )
-            return RawDerivatives(*found)
-        if problem.arrays.given is not None:
-            return RawDerivatives(*problem.arrays.given)
-        found = derivatives(
-            objective, state.scores, weights, curvature, smooth, raised=False,
-            delta=delta,
-        )  # fmt: skip
-        lost.append(found.lost)
-        return RawDerivatives(found.gradient, found.curvature)
+        if curvature not in EXPONENTS:
+            found = derivatives(
+                objective, state.scores, weights, curvature, smooth, raised=False,
+                delta=delta,
+            )  # fmt: skip
+            return found, None
+        seed = round_seed(state.words, state.round)
+        gradient, positive, factor = informed_derivatives(
+            objective, state.scores, weights, curvature, seed
+        )
+        if factor is not None:
+            factor = jnp.where(jnp.isfinite(factor), factor, 0.0)
+        return leave_out_lost(gradient, positive, weights), factor
 
-    lost: list[Any] = []
     known = known_targets(problem.loss, problem.data.targets)
-    found = [evaluate(curvature) for curvature in list_policies(method)]
-    if lost:
-        state = state._replace(lost=_note_lost(state, lost[0]))
-    return state, tuple(each._replace(known=known) for each in found)
+    policies = list_policies(method)
+    if problem.arrays.given is not None:
+        raw = RawDerivatives(*problem.arrays.given, known=known)
+        return state, (raw,) * len(policies)
+    found = [evaluate(curvature) for curvature in policies]
+    raw = tuple(
+        RawDerivatives(each.gradient, each.curvature, factor, known)
+        for each, factor in found
+    )
+    return _note_lost(state, found[0][0]), raw
 
 
-def _note_lost(state, lost):
-    """Returns the rows that have lost a derivative, in the first round with any."""
-    now = jnp.concatenate([state.round[None], lost])
-    return jnp.where((state.lost[1] == 0) & (lost[0] > 0), now, state.lost)
+def _note_lost(state, found):
+    """Returns the state with the first round in which rows have lost a derivative."""
+    now = jnp.concatenate([state.round[None], found.lost])
+    first = (state.lost[1] == 0) & (found.lost[0] > 0)
+    return state._replace(lost=jnp.where(first, now, state.lost))
 
 
 def _differentiate_groups(problem, state):
@@ -190,8 +197,9 @@ def _differentiate_groups(problem, state):
     probe, found = probe_round(
         objective, state.scores, state.probe, state.round, policies
     )
-    raw = tuple(RawDerivatives(*pair) for pair in found)
-    return state._replace(probe=probe), raw
+    finite = [leave_out_lost(*pair, weights) for pair in found]
+    raw = tuple(RawDerivatives(each.gradient, each.curvature) for each in finite)
+    return _note_lost(state._replace(probe=probe), finite[0]), raw
 
 
 def draw_rows(problem: Problem, state: BoostState) -> Bool[Array, " N"]:

@@ -118,7 +118,7 @@ def start_round(
     weights = problem.data.weights
     in_bag = draw_rows(problem, state)
     first, sizes = None, state.sizes
-    if len(scaling.policies) == 1:
+    if len(scaling.policies) == 1 and raw[0].known is None:  # all rows count alike
         raised = scaling.policies[0].raised
         pair = raw[0].gradient, raw[0].curvature
         first, sizes = sum_first(*pair, weights, in_bag, raised, sizes)

@@ -197,7 +197,7 @@ def derivatives(
         found = _smooth_derivatives(
             objective, scores, weights, curvature, gradient, hessian, delta
         )
-        return _leave_out_lost(*found, weights)
+        return leave_out_lost(*found, weights)
 
     if objective.coupling is not None and curvature != "auto" and not own:
         # The bound of XGBoost: for softmax the sum of |H_kl| over l, 2 p (1 - p).
@@ -231,7 +231,12 @@ def no_rows() -> Int32[Array, "2"]:
     return jnp.zeros(2, jnp.int32)
 
 
-def _leave_out_lost(gradient, positive, weights):
+def leave_out_lost(
+    gradient: Float[Array, "K N"],
+    positive: Float[Array, "K N"],
+    weights: Float[Array, " N"],
+) -> FiniteDerivatives:
+    """Replaces the derivatives that are NaN or infinite by 0, and counts their rows."""
     finite = jnp.isfinite(gradient) & jnp.isfinite(positive)
     lost = ~jnp.all(finite, axis=0) & (weights > 0)
     rows = jnp.arange(len(lost), dtype=jnp.int32)
