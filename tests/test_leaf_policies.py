@@ -48,7 +48,8 @@ def fill_leaves(combinations):
     """{combination: leaf values} of one round, learning rate 1, by the library."""
     traced, constants = trace_loss(jb.losses.cauchy, TARGETS)
     codes = DenseCodes(jnp.zeros((1, ROWS), jnp.uint8))
-    data = Data(codes, jnp.asarray(TARGETS), jnp.asarray(WEIGHTS))
+    offset = jnp.zeros((1, ROWS), jnp.float32)
+    data = Data(codes, jnp.asarray(TARGETS), jnp.asarray(WEIGHTS), offset=offset)
     settings = {}
     for curvature, leaf_solver, regularization in combinations:
         chosen = read_settings(
@@ -70,8 +71,7 @@ def fill_leaves(combinations):
     @jax.jit
     def fill(numbers):
         words = jnp.zeros(2, jnp.uint32)
-        offset, start = jnp.zeros((1, ROWS), jnp.float32), jnp.float32([START])
-        start = StartPoint(offset, start, words)
+        start = StartPoint(jnp.float32([START]), words)
         state, _ = start_state(traced, constants, data, start)
         values = []
         for (method, _), given in zip(settings.values(), numbers, strict=True):

@@ -199,7 +199,7 @@ def test_a_checkpoint_of_another_function_is_refused(tmp_path):
         (lambda s, t: s[0], ValueError, r"curvature .*2 numbers.*\(2, 2\).*\(\)"),
         (lambda s, t: jnp.ones(3), ValueError, r"curvature .*2 numbers.*\(3,\)"),
         (lambda s: s, TypeError, r"curvature .*failed.*\(score, target\)"),
-        (3.0, TypeError, r"curvature .*function.*3\.0"),
+        (3.0, ValueError, r"curvature .*function.*3\.0"),
         ("expected", ValueError, r"curvature .*'exact'.*'expected'"),
     ],
 )

@@ -143,19 +143,18 @@ def test_returned_arrays_belong_to_the_caller(name):
 # Containers.
 
 
+@pytest.mark.filterwarnings("ignore:Constructing a DIA matrix")
 def test_all_sparse_formats_hold_out_the_same_rows():
     dense = np.where(np.abs(X) < 0.5, np.float32(0), X)
     noise = np.random.default_rng(0).normal(size=ROWS)
     expected = JBoostRegressor(**STOPPING).fit(dense, noise)
     kinds = [
         getattr(scipy.sparse, f"{form}_{kind}")
-        for form in ("coo", "csr", "csc", "lil", "dok", "bsr")
+        for form in ("coo", "csr", "csc", "lil", "dok", "bsr", "dia")
         for kind in ("array", "matrix")
     ] + [jax.experimental.sparse.BCOO.fromdense]
     matrices = [kind(dense) for kind in kinds]
-    band = scipy.sparse.dia_array((dense.T, [0, 1, 2]), shape=(ROWS, ROWS))
-    matrices += [band.tocsc()[:, :3].todia()]
-    for matrix in matrices[:-1]:
+    for matrix in matrices:
         found = JBoostRegressor(**STOPPING).fit(matrix, noise)
         for set_name in ("train", "validation"):
             np.testing.assert_array_equal(
@@ -163,12 +162,6 @@ def test_all_sparse_formats_hold_out_the_same_rows():
                 expected.evals_result_[set_name]["loss"],
             )
         np.testing.assert_array_equal(found.predict(matrix), expected.predict(dense))
-    diagonals = matrices[-1]
-    found, expected = (
-        JBoostRegressor(**STOPPING).fit(each, noise).history_.validation_loss
-        for each in (diagonals, diagonals.toarray())
-    )
-    np.testing.assert_array_equal(found, expected)
 
 
 @pytest.mark.filterwarnings("ignore:X does not have valid feature names")

@@ -84,9 +84,10 @@ def test_a_stage_is_part_of_what_is_traced():
 def test_a_start_in_stages_is_that_of_one_program(name, begin):
     loss, targets = LOSSES[name]
     traced, constants = trace_loss(loss, targets)
-    data = Data(None, jax.device_put(targets), jax.device_put(WEIGHTS))
     offset = np.linspace(-1, 1, ROWS, dtype=np.float32)[None]
-    start = StartPoint(jax.device_put(offset), begin, np.zeros(2, np.uint32))
+    rows = map(jax.device_put, (targets, WEIGHTS))
+    data = Data(None, *rows, offset=jax.device_put(offset))
+    start = StartPoint(begin, np.zeros(2, np.uint32))
     whole, _ = compiled(start_state, traced)(constants, data, start)
     with run_in_stages():
         state, _ = start_state(traced, constants, data, start)

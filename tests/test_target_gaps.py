@@ -220,13 +220,12 @@ def test_gradients_lost_in_refinement_are_refused():
 
 
 def test_gradients_lost_in_groups_are_explained():
-    """A loss of groups is not evaluated row by row: the first round fails."""
 
     def single(scores, targets, *, where):
         known = where & ~jnp.isnan(targets)
         return jnp.sum(jnp.where(known, (scores - targets) ** 4, 0.0))
 
-    with pytest.raises(jb.TrainingError, match=r"round 0; .* branch of jnp\.where"):
+    with pytest.warns(UserWarning, match=r"round 0 .* branch of jnp\.where"):
         jb.fit(X, GAPPY[:, 0], single, groups=np.arange(ROWS) // 10, num_rounds=1)
 
 

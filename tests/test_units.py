@@ -174,12 +174,12 @@ def test_units_of_positive_targets_shift_the_scores(loss):
 
 @pytest.mark.parametrize("power", [-100, -60, 60, 90])
 def test_weights_may_be_multiplied_by_any_power_of_two(power):
-    """Where l2 is a weight of rows, too."""
+    """Where l2 is a weight of rows, of which those below 1 are the unit."""
     unit = np.float32(2.0**power)
     models = [
         train(
-            L.huber, Z + NOISE, 1, sample_weight=np.full(ROWS, weight), l2=weight,
-            min_child_weight=weight,
+            L.huber, Z + NOISE, 1, sample_weight=np.full(ROWS, weight), l2=max(weight, 1),
+            min_child_weight=max(weight, 1),
         )
         for weight in (np.float32(1), unit)
     ]  # fmt: skip

@@ -15,6 +15,7 @@ from sklearn.utils.validation import _num_samples
 
 from jboost.entry.arrays import refuse_mask
 from jboost.entry.checks import check_number
+from jboost.entry.representation import show
 from jboost.tables.frames import find_frame, read_values
 from jboost.tables.offsets import check_offset
 from jboost.tables.sparse import sort_entries
@@ -47,7 +48,7 @@ def read_targets(
         word = next(words, None)
         if word is not None:
             raise ValueError(
-                f"{name} must hold numbers, got {str(word)!r}; JBoostClassifier takes "
+                f"{name} must hold numbers, got {show(str(word))}; JBoostClassifier takes "
                 "strings as labels"
             )
     y = check_array(y, ensure_2d=False, ensure_all_finite=False, input_name=name)
