@@ -178,8 +178,8 @@ def test_weights_may_be_multiplied_by_any_power_of_two(power):
     unit = np.float32(2.0**power)
     models = [
         train(
-            L.huber, Z + NOISE, 1, sample_weight=np.full(ROWS, weight), l2=max(weight, 1),
-            min_child_weight=max(weight, 1),
+            L.huber, Z + NOISE, 1, sample_weight=np.full(ROWS, weight),
+            l2=max(weight, 1), min_child_weight=max(weight, 1),
         )
         for weight in (np.float32(1), unit)
     ]  # fmt: skip

@@ -197,7 +197,7 @@ def _look_along(loss, k, policy, size, constants, targets, points, reach):
     coupling = find_coupling(objective, scores, weights)
     objective = objective._replace(coupling=coupling)
     seed = jnp.zeros(2, jnp.uint32)
-    positive = derivatives(objective, scores, weights, policy, seed=seed).curvature
+    positive = derivatives(objective, scores, weights, policy, seed=seed)[1]
     values = (
         loss_values(objective, scores),
         gradients(objective, scores)[k],

@@ -25,7 +25,7 @@ from jaxtyping import Array, Bool, Float, Int32
 from jboost.boosting.first_sums import Sizes
 from jboost.boosting.leaf_values import are_steps_kept, fit_leaves, sum_leaves
 from jboost.boosting.method import Method, Numbers
-from jboost.boosting.pairs import join_pairs, split_pairs
+from jboost.boosting.pairs import are_joined, join_pairs, split_pairs
 from jboost.boosting.reports import add_to_sets, report_round
 from jboost.boosting.round import (
     advance,
@@ -39,6 +39,7 @@ from jboost.boosting.row_derivatives import (
     Scaling,
     differentiate,
     list_policies,
+    note_lost,
 )
 from jboost.boosting.row_sample import Round, start_round
 from jboost.boosting.shared_leaves import are_shared_steps_kept
@@ -202,10 +203,12 @@ def derive(
       The state, if the parameters of an adaptive loss have changed it; and derivatives.
     """
     problem = Problem(static, arrays)
-    new, raw = differentiate(problem, state, smooth)
     loss, policies = static.loss, set(list_policies(static.method))
     smoothable = state.minimizer is not None and bool(policies - {*EXPONENTS})
-    regular = None if smooth is False and smoothable else jnp.asarray(True)
+    redone = smooth is False and smoothable  # by other programs, if some are lost
+    leave_out = not redone and not are_joined(problem)
+    new, raw = differentiate(problem, state, smooth, leave_out)
+    regular = None if redone else jnp.asarray(True)
     derived = Derived(join_pairs(problem, raw), regular, new.sizes, new.lost)
     changed = loss.coupled or loss.estimate is not None
     return new if changed else None, derived
@@ -233,7 +236,8 @@ def grow(
     static: Any = Static(None, method)  # type: ignore[arg-type]
     problem = Problem(static, Arrays((), numbers, data))
     state = state._replace(sizes=derived.sizes, lost=derived.lost)
-    raw, regular = split_pairs(derived.raw, data.weights, derived.regular)
+    raw, regular, lost = split_pairs(derived.raw, data.weights, derived.regular)
+    state = note_lost(state, lost)
     now = start_round(problem, scaling, state, raw)
 
     def grow_one(one):

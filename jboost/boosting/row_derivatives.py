@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, UInt32
+from jaxtyping import Array, Bool, Float, Int32, UInt32
 
 from jboost.boosting.auto import needs_minimizer
 from jboost.boosting.first_sums import FirstSums
@@ -126,12 +126,17 @@ def choose_scaling(problem: Problem) -> Scaling:
 
 
 def differentiate(
-    problem: Problem, state: BoostState, smooth: bool | None = None
+    problem: Problem,
+    state: BoostState,
+    smooth: bool | None = None,
+    leave_out: bool = True,
 ) -> tuple[BoostState, tuple[RawDerivatives, ...]]:
     """Evaluates the derivatives of every row.
 
     Args:
       smooth: see :func:`jboost.objective.curvature.derivatives`.
+      leave_out: whether derivatives that are not finite are replaced by 0; if not, that
+        is left to :func:`jboost.boosting.pairs.split_pairs`.
 
     Returns:
       The state, with new minimizers where parameters of the loss have moved them and
@@ -155,36 +160,47 @@ def differentiate(
 
     def evaluate(curvature):
         if curvature not in EXPONENTS:
-            found = derivatives(
+            return *derivatives(
                 objective, state.scores, weights, curvature, smooth, raised=False,
                 delta=delta,
-            )  # fmt: skip
-            return found, None
+            ), None  # fmt: skip
         seed = round_seed(state.words, state.round)
         gradient, positive, factor = informed_derivatives(
             objective, state.scores, weights, curvature, seed
         )
         if factor is not None:
             factor = jnp.where(jnp.isfinite(factor), factor, 0.0)
-        return leave_out_lost(gradient, positive, weights), factor
+        return gradient, positive, factor
 
     known = known_targets(problem.loss, problem.data.targets)
     policies = list_policies(method)
     if problem.arrays.given is not None:
         raw = RawDerivatives(*problem.arrays.given, known=known)
         return state, (raw,) * len(policies)
-    found = [evaluate(curvature) for curvature in policies]
+    raw = tuple(RawDerivatives(*evaluate(each), known) for each in policies)
+    if problem.loss.quadratic and "function" not in policies:
+        return state, raw
+    return _leave_out(state, raw, weights) if leave_out else (state, raw)
+
+
+def _leave_out(state, raw, weights):
+    """Returns the state and derivatives of which those that are lost are 0."""
+    found = [leave_out_lost(each.gradient, each.curvature, weights) for each in raw]
     raw = tuple(
-        RawDerivatives(each.gradient, each.curvature, factor, known)
-        for each, factor in found
+        each._replace(gradient=gradient, curvature=positive)
+        for each, (gradient, positive, _) in zip(raw, found, strict=True)
     )
-    return _note_lost(state, found[0][0]), raw
+    return note_lost(state, found[0][2]), raw
 
 
-def _note_lost(state, found):
-    """Returns the state with the first round in which rows have lost a derivative."""
-    now = jnp.concatenate([state.round[None], found.lost])
-    first = (state.lost[1] == 0) & (found.lost[0] > 0)
+def note_lost(state: BoostState, lost: Int32[Array, "2"]) -> BoostState:
+    """Returns the state with the first round in which rows have lost a derivative.
+
+    Args:
+      lost: from :func:`jboost.objective.curvature.count_lost`, in this round.
+    """
+    now = jnp.concatenate([state.round[None], lost])
+    first = (state.lost[1] == 0) & (lost[0] > 0)
     return state._replace(lost=jnp.where(first, now, state.lost))
 
 
@@ -197,9 +213,8 @@ def _differentiate_groups(problem, state):
     probe, found = probe_round(
         objective, state.scores, state.probe, state.round, policies
     )
-    finite = [leave_out_lost(*pair, weights) for pair in found]
-    raw = tuple(RawDerivatives(each.gradient, each.curvature) for each in finite)
-    return _note_lost(state._replace(probe=probe), finite[0]), raw
+    raw = tuple(RawDerivatives(*pair) for pair in found)
+    return _leave_out(state._replace(probe=probe), raw, weights)
 
 
 def draw_rows(problem: Problem, state: BoostState) -> Bool[Array, " N"]:

@@ -6,7 +6,7 @@ In: a traced loss bound to its data, and scores [K, N]. Out: gradient and curvat
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -44,19 +44,6 @@ _DECLINE = 4.0  # a curvature at the start counts up to so many times the presen
 _MOST_SQUARE = float(np.finfo(np.float32).max)
 _LEAST_ROOT = float(np.finfo(np.float32).tiny)
 _NO_DISTANCE = 1e-30  # the smoothing scale of scores that are 0 and all at a minimum
-
-
-class FiniteDerivatives(NamedTuple):
-    """Derivatives of every row; both are 0 in rows that have lost one of them.
-
-    Attributes:
-      lost: number of rows of positive weight that have lost a derivative, and the first
-        of them.
-    """
-
-    gradient: Float[Array, "K N"]
-    curvature: Float[Array, "K N"]
-    lost: Int32[Array, "2"]
 
 
 def smoothing_scale(
@@ -141,7 +128,7 @@ def derivatives(
     raised: bool = True,
     delta: Float[Array, " K"] | None = None,
     seed: UInt32[Array, "2"] | None = None,
-) -> FiniteDerivatives:
+) -> tuple[Float[Array, "K N"], Float[Array, "K N"]]:
     """Returns gradient and curvature of every row, not multiplied by weights.
 
     With t = |F - F*|, g the gradient, h the Hessian, and delta the smoothing scale:
@@ -167,7 +154,8 @@ def derivatives(
     Except for "unit" and quadratic losses, the curvature is at least 1e-6 times the
     weighted mean of its positive part, which is 0 if no row has positive curvature.
     At kinks, where a derivative is not finite, the mean of the derivatives at F +-
-    delta replaces it. A row where that is not finite, either, learns nothing.
+    delta replaces it. Rows where that is not finite, either, are left to
+    :func:`leave_out_lost`.
 
     Args:
       smooth: whether derivatives at F +- delta are needed, if it is known: a program
@@ -182,72 +170,78 @@ def derivatives(
     loss = objective.loss
     if curvature in EXPONENTS:
         assert seed is not None
-        found = informed_derivatives(objective, scores, weights, curvature, seed)[:2]
-        return FiniteDerivatives(*found, no_rows())
+        return informed_derivatives(objective, scores, weights, curvature, seed)[:2]
     own = curvature == "function"
     endless = smooth is False and _looks_at_minima(loss, curvature)
     moving = objective._replace(minimizer=None) if endless else objective
     gradient = gradients(moving, scores)
     hessian = (own_curvatures if own else hessians)(objective, scores)
     if objective.minimizer is None and not own:  # quadratic: the Hessian is safe
-        hessian = jnp.ones_like(gradient) if curvature == "unit" else hessian
-        return FiniteDerivatives(gradient, hessian, no_rows())
+        unit = curvature == "unit"
+        return gradient, jnp.ones_like(gradient) if unit else hessian
 
     def soften(gradient, hessian):
-        found = _smooth_derivatives(
+        return _smooth_derivatives(
             objective, scores, weights, curvature, gradient, hessian, delta
         )
-        return leave_out_lost(*found, weights)
 
     if objective.coupling is not None and curvature != "auto" and not own:
         # The bound of XGBoost: for softmax the sum of |H_kl| over l, 2 p (1 - p).
         hessian = jnp.where(objective.coupling.competing[:, None], 2.0, 1.0) * hessian
 
     def plain(gradient, hessian):
-        hessian = hessian if own or curvature == "exact" else jnp.abs(hessian)
-        return FiniteDerivatives(gradient, hessian, no_rows())
+        return gradient, hessian if own or curvature == "exact" else jnp.abs(hessian)
 
     if objective.minimizer is None:
         smooth = False
     if smooth is None and not loss.straight:
         # Evaluate two more gradients only if some row has a minimum or is at a kink.
         needed = _needs_smoothing(objective, gradient, hessian, weights, curvature)
-        found = jax.lax.cond(needed, soften, plain, gradient, hessian)
+        gradient, positive = jax.lax.cond(needed, soften, plain, gradient, hessian)
     elif smooth is False:
-        found = plain(gradient, hessian)
+        gradient, positive = plain(gradient, hessian)
     else:
-        found = soften(gradient, hessian)
+        gradient, positive = soften(gradient, hessian)
     if curvature == "unit":
-        return found._replace(curvature=jnp.ones_like(gradient))
+        return gradient, jnp.ones_like(gradient)
     if not raised:
-        return found
+        return gradient, positive
     start = _find_start(curvature, objective.coupling)
-    least = least_curvature(mean_positive(found.curvature, weights), start)
-    return found._replace(curvature=jnp.maximum(found.curvature, least[:, None]))
-
-
-def no_rows() -> Int32[Array, "2"]:
-    """Returns the count and the first of no rows."""
-    return jnp.zeros(2, jnp.int32)
+    least = least_curvature(mean_positive(positive, weights), start)
+    return gradient, jnp.maximum(positive, least[:, None])
 
 
 def leave_out_lost(
     gradient: Float[Array, "K N"],
     positive: Float[Array, "K N"],
     weights: Float[Array, " N"],
-) -> FiniteDerivatives:
-    """Replaces the derivatives that are NaN or infinite by 0, and counts their rows."""
+) -> tuple[Float[Array, "K N"], Float[Array, "K N"], Int32[Array, "2"]]:
+    """Replaces both derivatives by 0 where one of them is NaN or infinite.
+
+    Returns:
+      The derivatives, and :func:`count_lost` of their rows.
+    """
     finite = jnp.isfinite(gradient) & jnp.isfinite(positive)
     lost = ~jnp.all(finite, axis=0) & (weights > 0)
-    rows = jnp.arange(len(lost), dtype=jnp.int32)
-    place = (first_row() + rows).astype(jnp.float32)  # beyond 2^24 one nearby
-    own = jnp.sum(lost, dtype=jnp.int32), jnp.max(jnp.where(lost, -place, -jnp.inf))
-    (count,), (first,) = exchange([own[0]], [own[1]])
-    return FiniteDerivatives(
-        gradient=jnp.where(finite, gradient, 0.0),
-        curvature=jnp.where(finite, positive, 0.0),
-        lost=jnp.stack([count, jnp.where(count > 0, -first, 0.0).astype(jnp.int32)]),
+    gradient, positive = (
+        jnp.where(finite, values, 0.0) for values in (gradient, positive)
     )
+    return gradient, positive, count_lost(lost)
+
+
+def count_lost(lost: Bool[Array, " N"]) -> Int32[Array, "2"]:
+    """Returns how many rows have lost a derivative, and the first of them (or 0)."""
+
+    def count(lost):
+        rows = jnp.arange(len(lost), dtype=jnp.int32)
+        place = (first_row() + rows).astype(jnp.float32)  # beyond 2^24 one nearby
+        first = jnp.max(jnp.where(lost, -place, -jnp.inf))
+        (number,), (first,) = exchange([jnp.sum(lost, dtype=jnp.int32)], [first])
+        first = jnp.where(number > 0, -first, 0.0).astype(jnp.int32)
+        return jnp.stack([number, first])
+
+    nothing = jnp.zeros(2, jnp.int32)
+    return jax.lax.cond(some(jnp.any(lost)), count, lambda _: nothing, lost)
 
 
 def is_raised(loss_has_minima: bool, curvature: Chosen) -> bool:
@@ -299,7 +293,8 @@ def _smooth_derivatives(
     loss = objective.loss
     if delta is None:
         delta, _ = smoothing_scale(objective, scores, weights)
-        delta = _scale_by_steps(objective, weights, gradient, hessian, delta)
+        if loss.num_scores > 1:  # whose rows may have no minima of their own
+            delta = _scale_by_steps(objective, weights, gradient, hessian, delta)
     delta = delta[:, None]
     if loss.straight:
         delta = _STRAIGHT * delta

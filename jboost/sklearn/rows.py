@@ -48,8 +48,8 @@ def read_targets(
         word = next(words, None)
         if word is not None:
             raise ValueError(
-                f"{name} must hold numbers, got {show(str(word))}; JBoostClassifier takes "
-                "strings as labels"
+                f"{name} must hold numbers, got {show(str(word))}; JBoostClassifier "
+                "takes strings as labels"
             )
     y = check_array(y, ensure_2d=False, ensure_all_finite=False, input_name=name)
     if several and y.ndim == 2 and y.shape[1] > 1:

@@ -173,7 +173,7 @@ def _idleness_program(loss, curvature, constants, data, state):
         loss, constants, data.targets, state.parameters, state.minimizer, state.kinks,
         state.coupling,
     )  # fmt: skip
-    found = derivatives(
+    slopes, _ = derivatives(
         objective, state.scores, data.weights, curvature, seed=state.words
     )
-    return count_slopes(objective, found.gradient, state.scores, data.weights)
+    return count_slopes(objective, slopes, state.scores, data.weights)

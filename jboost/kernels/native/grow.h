@@ -184,8 +184,8 @@ bool BuildHistogram(const Pool& pool, const Codes& codes, const int32_t* channel
 // Whether a segment's rows, index[0 .. size), lie in a chunk of `count` rows.
 bool AreInChunk(const uint16_t* index, int64_t size, int64_t count);
 
-// Takes pairs of gradient and curvature apart. Returns whether those of all rows whose
-// weight is positive are finite.
+// Takes pairs of gradient and curvature apart; both become 0 where one is not finite.
+// Returns whether those of all rows whose weight is positive are finite.
 bool SplitPairs(const Pool& pool, const PairedRows& rows, int64_t num_rows);
 
 // Weighs the derivatives of the rows in the bag, divides them by `mean`, and tells how

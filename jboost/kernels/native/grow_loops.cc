@@ -510,11 +510,11 @@ bool SplitPairs(const PairedRows& rows, int64_t begin, int64_t end) {
   uint32_t odd = 0;
   for (int64_t i = begin; i < end; ++i) {
     float gradient = rows.pairs[2 * i], curvature = rows.pairs[2 * i + 1];
-    rows.gradient[i] = gradient;
-    rows.curvature[i] = curvature;
+    bool both = IsFinite(gradient) & IsFinite(curvature);
+    rows.gradient[i] = both ? gradient : 0.0f;
+    rows.curvature[i] = both ? curvature : 0.0f;
     uint32_t counts = rows.weights[i] > 0.0f ? 1u : 0u;
-    uint32_t finite = IsFinite(gradient) & IsFinite(curvature) ? 1u : 0u;
-    odd |= counts & ~finite;
+    odd |= counts & ~(both ? 1u : 0u);
   }
   return odd == 0;
 }
