@@ -23,7 +23,7 @@ from experiment_tools import make_parser, write_json
 from jax.experimental import topologies
 
 import jboost as jb
-from jboost.entry.implementation import use_implementation
+from jboost.entry.context import use_implementation
 
 ROUNDS = 10
 H100 = """

@@ -38,8 +38,8 @@ FOLDS, EVERY = 3, 3
 FAILED, REFUSED = 3, 4  # exit codes: by TrainingError; before training
 NOBODY = 65534
 PRELOADED = (
-    "jboost.training.fitting", "jboost.streams.streaming", "jboost.model.files",
-    "jboost.streams.block_rounds", "jboost.streams.native_blocks",
+    "jboost.training.fitting", "jboost.streams.stream", "jboost.model.files",
+    "jboost.streams.block_rounds", "jboost.streams.growth",
 )  # fmt: skip
 
 

@@ -42,7 +42,7 @@ from . import (
 from . import (
     survival as survival,
 )
-from .boosting.grouping import rows as rows
+from .boosting.groups import rows as rows
 from .boosting.inspection import (
     LossReport as LossReport,
 )
@@ -102,19 +102,19 @@ from .model.predicting import (
 from .refitting.new_leaves import refit as refit
 from .refitting.refining import Refinement as Refinement
 from .refitting.refining import refine as refine
-from .selection.model_selection import (
+from .selection.cross_validation import (
     CrossValidation as CrossValidation,
 )
-from .selection.model_selection import (
-    cross_validate as cross_validate,
-)
-from .selection.sweeps import (
+from .selection.cross_validation import (
     Sweep as Sweep,
 )
-from .selection.sweeps import (
+from .selection.cross_validation import (
+    cross_validate as cross_validate,
+)
+from .selection.cross_validation import (
     sweep as sweep,
 )
-from .streams.streaming import stream as stream
+from .streams.stream import stream as stream
 from .tables.groups import make_groups as make_groups
 from .tables.groups import random_groups as random_groups
 from .training.fitting import fit as fit

@@ -18,7 +18,7 @@ from jaxtyping import Float
 from jboost.entry import checks
 from jboost.entry.arguments import explain_arguments
 from jboost.entry.decorators import on_host
-from jboost.entry.representation import show
+from jboost.entry.messages import show
 from jboost.model.ensemble import Model
 from jboost.model.predicting import predict
 from jboost.tables.frames import read_values

@@ -3,15 +3,17 @@
 
 from jboost.codes.codes import DenseCodes, SparseCodes
 from jboost.codes.preparing import prepare_codes
-from jboost.trees.own_trees import (
+from jboost.trees.public import (
+    Histogram,
+    build_histogram,
     find_leaves,
+    find_split,
     fit_leaves,
     grow_tree,
     predict_tree,
     stack_trees,
 )
 from jboost.trees.splitting import Split
-from jboost.trees.steps import Histogram, build_histogram, find_split
 from jboost.trees.tree import LeafSums, Tree
 
 __all__ = [

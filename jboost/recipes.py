@@ -30,8 +30,8 @@ from jboost.losses import (
 )
 from jboost.losses import cox as cox_loss
 from jboost.losses import xendcg as xendcg_loss
-from jboost.losses.lambdas import Normalize
-from jboost.losses.risk_sets import Ties
+from jboost.losses.ranking import Normalize
+from jboost.losses.survival import Ties
 
 Recipe = dict[str, Any]
 Loss = Callable[..., Any] | Adaptive

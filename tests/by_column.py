@@ -5,7 +5,7 @@ import jax.numpy as jnp
 
 from jboost.codes.codes import DenseCodes, SparseCodes
 from jboost.kernels.library import takes_implementation
-from jboost.trees import growing, histogram
+from jboost.trees import grow, histogram
 
 
 def as_codes(columns):
@@ -15,14 +15,14 @@ def as_codes(columns):
 
 @takes_implementation
 def grow_levels(columns, *rows, implementation=None, **sizes):
-    """jboost.trees.growing.grow_levels."""
+    """jboost.trees.grow.grow_levels."""
     del implementation
-    return growing.grow_levels(as_codes(jnp.asarray(columns)), *rows, **sizes)
+    return grow.grow_levels(as_codes(jnp.asarray(columns)), *rows, **sizes)
 
 
 def find_leaves(tree, columns):
-    """jboost.trees.growing.find_leaves."""
-    return growing.find_leaves(tree, as_codes(columns))
+    """jboost.trees.grow.find_leaves."""
+    return grow.find_leaves(tree, as_codes(columns))
 
 
 @takes_implementation

@@ -14,7 +14,7 @@ import zlib
 import numpy as np
 
 from jboost.model.containers import Container, read_container, write_container
-from jboost.streams.block_files import MAGIC
+from jboost.streams.blocks import MAGIC
 
 HOSTILE = (
     -1, 0, 1, 2, 7, 31, 2**16, 2**24 - 1, 2**24, 10**9, 2**31 - 1, 2**31, 2**40,

@@ -24,7 +24,7 @@ import xgboost
 from test_files import MODELS, written
 
 import jboost as jb
-from jboost.interchange.ubjson import write_ubjson
+from jboost.interchange.xgboost_format import write_ubjson
 
 ROWS = 120
 OWN_ERRORS = jb.FileError, jb.TrainingError

@@ -16,7 +16,7 @@ from kernel_calls import list_functions, record_calls, run_everything
 from test_predict_kernels import make_model, make_rows
 
 import jboost as jb
-from jboost.entry.results import is_out_of_memory
+from jboost.entry.decorators import is_out_of_memory
 from jboost.kernels import grow_cpu, library
 
 HAS_FAULTS = library.available() and hasattr(library._library, "jboost_fail_threads")

@@ -233,7 +233,7 @@ def test_references_resolve(path):
 
 
 # Chooses kernels that cannot run where gpu_programs.py compiles them.
-PRIVATE_NAMES = ("jboost.entry.implementation.use_implementation",)
+PRIVATE_NAMES = ("jboost.entry.context.use_implementation",)
 
 
 @pytest.mark.parametrize(

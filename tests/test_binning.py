@@ -13,7 +13,7 @@ import references
 from hypothesis import example, given, settings
 
 import jboost as jb
-from jboost.tables.collisions import warn_of_collisions
+from jboost.tables.domains import warn_of_collisions
 
 STRICT = settings(max_examples=60, deadline=None, derandomize=True, database=None)
 INF = np.inf

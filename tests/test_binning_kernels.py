@@ -13,7 +13,7 @@ import references
 
 import jboost as jb
 from jboost.codes import binning, thresholds
-from jboost.entry.implementation import use_implementation
+from jboost.entry.context import use_implementation
 from jboost.kernels import binning_cpu, code_operands, library
 from jboost.tables import frames
 
@@ -362,7 +362,7 @@ os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
 import numpy as np
 import jboost as jb
 from jboost.codes import binning
-from jboost.entry.implementation import use_implementation
+from jboost.entry.context import use_implementation
 x = np.random.default_rng(0).normal(size=(100_000, 3)).astype(np.float32)
 bins = jb.fit_bins(x, implementation="cpu")
 with use_implementation("cpu"):

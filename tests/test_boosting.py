@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from tables import ROWS, SMALL, make_columns, make_regression, squared_distance
 
 import jboost as jb
-from jboost.numerics.random_bits import seed_from_key
+from jboost.numerics.random import seed_from_key
 
 X, Y = make_regression()
 BINS = jb.fit_bins(X)

@@ -21,10 +21,10 @@ from tables import make_regression
 import jboost as jb
 from jboost.codes.codes import DenseCodes
 from jboost.codes.preparing import sort_rows
-from jboost.entry.implementation import use_implementation
+from jboost.entry.context import use_implementation
 from jboost.trees.candidates import measure, propose
+from jboost.trees.exact_growth import grow_sorted_tree
 from jboost.trees.limits import TreeLimits
-from jboost.trees.sorted_growth import grow_sorted_tree
 from jboost.trees.splitting import UNBOUNDED, ValueLimits
 
 N = 256

@@ -17,7 +17,7 @@ from scipy.sparse import csr_array
 from sklearn.tree import DecisionTreeRegressor
 
 import jboost as jb
-from jboost.entry.implementation import use_implementation
+from jboost.entry.context import use_implementation
 
 NAN, INF = float("nan"), float("inf")
 ARRAYS = (

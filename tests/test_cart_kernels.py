@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import jboost as jb
-from jboost.entry.implementation import use_implementation
+from jboost.entry.context import use_implementation
 from jboost.kernels import cart_cpu, library
 
 pytestmark = pytest.mark.skipif(

@@ -17,7 +17,7 @@ import references
 from by_column import find_leaves, grow_levels
 from implementations import IMPLEMENTATIONS, needs_cpu_kernels
 
-from jboost.entry.implementation import use_implementation
+from jboost.entry.context import use_implementation
 from jboost.trees.category_splits import CategoryLimits, find_mixed_split, pack_bits
 from jboost.trees.limits import TreeLimits
 from jboost.trees.splitting import ValueLimits

@@ -16,7 +16,7 @@ from tables import SMALL, make_regression, make_runs, same_bits, same_histories
 
 import jboost as jb
 from jboost.model.containers import Container, read_container, write_container
-from jboost.training.fingerprints import hash_blocks
+from jboost.training.checkpoints import hash_blocks
 
 X, Y = make_regression()
 RUNS = make_runs()
@@ -284,7 +284,7 @@ def test_file_systems_without_locks_keep_runs(tmp_path, monkeypatch):
     def fail(*_):
         raise OSError(37, "No locks available")
 
-    monkeypatch.setattr("jboost.training.locks.fcntl.flock", fail)
+    monkeypatch.setattr("jboost.training.checkpoints.fcntl.flock", fail)
     jb.fit(X, Y, checkpoint=tmp_path / "run", **SMALL)
     assert {*tmp_path.iterdir()} == {tmp_path / "run"}
 

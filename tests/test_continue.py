@@ -12,7 +12,7 @@ from tables import SMALL, make_regression, make_runs, same_bits
 import jboost as jb
 from jboost.model.ensemble import Links
 from jboost.tables.categories import Categories
-from jboost.training.joining import append_rounds
+from jboost.training.record import append_rounds
 
 X, Y = make_regression()
 LATER = make_regression(seed=5)

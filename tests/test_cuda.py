@@ -19,7 +19,7 @@ from cuda_driver import COMPILER, build, build_driver, make_table, select_driver
 from tables import same_bits
 
 import jboost as jb
-from jboost.entry.implementation import use_implementation
+from jboost.entry.context import use_implementation
 from jboost.kernels import (
     code_operands,
     cuda_compiler,
@@ -28,7 +28,7 @@ from jboost.kernels import (
     library,
     sums_cuda,
 )
-from jboost.numerics.sums import sum_channels, sum_rows
+from jboost.numerics.exact import sum_channels, sum_rows
 
 ON_GPU = jax.default_backend() == "gpu"
 pytestmark = pytest.mark.skipif(

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from jboost.numerics.cumulative import cumulate, cumulate_levels
+from jboost.numerics.exact import cumulate, cumulate_levels
 
 RANDOM = np.random.default_rng(0)
 

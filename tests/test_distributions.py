@@ -14,7 +14,7 @@ import scipy.stats as st
 import jboost as jb
 from jboost.losses.likelihoods import find_information
 from jboost.losses.names import LOSSES
-from jboost.objective.information import _weigh
+from jboost.objective.curvature import _weigh
 
 D = jb.distributions
 Q = np.linspace(0.02, 0.98, 13)

@@ -18,7 +18,7 @@ from jboost.codes.binning import bin_columns
 from jboost.entry import decorators as entry
 from jboost.entry import processes
 from jboost.entry import programs as executables
-from jboost.entry.implementation import use_implementation
+from jboost.entry.context import use_implementation
 from jboost.kernels import leaves_xla
 from jboost.objective.evaluation import Objective
 from jboost.objective.minimizers import find_kinks

@@ -27,7 +27,7 @@ from jboost.entry.collectives import (
     total as add_up,
 )
 from jboost.kernels.sums_xla import split_weights
-from jboost.numerics.sums import sum_each, sum_guessed
+from jboost.numerics.exact import sum_each, sum_guessed
 from jboost.trees.rounding import measure_rows
 
 DEVICES, ROWS = 4, 256

@@ -65,7 +65,7 @@ def test_scripts_use_the_public_package_only():
                 names = [node.module or ""]
             inner = {name for name in names if name.startswith("jboost.")}
             # gpu_programs.py chooses kernels that cannot run where it compiles them.
-            assert inner <= {"jboost.entry.implementation"}, path.name
+            assert inner <= {"jboost.entry.context"}, path.name
 
 
 @pytest.mark.parametrize("script", ["compare_libraries", "categories"])

@@ -244,8 +244,7 @@ def run(case, inputs):
 
 def find_bags(subsample):
     """Draws the rows of each round as jboost does."""
-    from jboost.numerics.random_bits import derive, seed_from_key
-    from jboost.numerics.sampling import sample
+    from jboost.numerics.random import derive, sample, seed_from_key
 
     seeds = derive(jnp.asarray(seed_from_key(KEY)), 2 * jnp.arange(T, dtype=jnp.int32))
     return [np.asarray(sample(s, jnp.ones(N, bool), subsample)) for s in seeds]
@@ -461,7 +460,7 @@ OWN_MINIMA = {
 @pytest.mark.parametrize("name", OWN_MINIMA)
 def test_minimizers_of_rows_move_as_formulas_say(name):
     from jboost.objective.evaluation import Objective
-    from jboost.objective.moving_minima import locate_minimizers
+    from jboost.objective.minimizers import locate_minimizers
     from jboost.objective.tracing import trace_loss
 
     loss, formula = OWN_MINIMA[name]
@@ -490,10 +489,9 @@ def test_minimizers_of_rows_move_as_formulas_say(name):
 def test_minima_at_kinks_move_with_their_rows(penalty):
     """The loss |r| + p r^2, whose minimum in a leaf is at a row or between two."""
     from jboost.objective.evaluation import Objective
-    from jboost.objective.moving_minima import locate_minimizers
+    from jboost.objective.minimizers import locate_minimizers
     from jboost.objective.tracing import trace_loss
-    from jboost.trees.groups import Groups
-    from jboost.trees.leaves import solve_groups
+    from jboost.trees.leaves import Groups, solve_groups
 
     group = np.arange(N) % 8
 

@@ -7,7 +7,7 @@ import pytest
 from implementations import assert_same_values
 
 import jboost as jb
-from jboost.selection.kinds import is_of_groups
+from jboost.selection.comparison import is_of_groups
 
 RNG = np.random.default_rng(0)
 ROWS = 240

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import jboost as jb
-from jboost.boosting.group_rounds import draw_bag, find_group_start
+from jboost.boosting.groups import draw_bag, find_group_start
 from jboost.objective import coupled
 from jboost.objective.coupled import GroupObjective, group_gradient, group_values
 from jboost.objective.group_tracing import trace_group_loss
@@ -20,7 +20,7 @@ from jboost.objective.probing import (
     start_probe,
 )
 from jboost.tables.groups import make_groups, random_groups
-from jboost.trees.joint_leaves import Stopping, solve_jointly
+from jboost.trees.joint import Stopping, solve_jointly
 
 STOPPING = Stopping(steps=5, residual=0.1, least_bend=0.25, overshoot=0.0)
 NUM_ROWS = 60

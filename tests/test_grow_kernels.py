@@ -14,14 +14,13 @@ import pytest
 from by_column import find_leaves, grow_levels
 
 import jboost as jb
-from jboost.boosting.pairs import take_parts
-from jboost.boosting.structure import weigh_rows
+from jboost.boosting.round import weigh_rows
+from jboost.boosting.round_programs import take_parts
 from jboost.codes.codes import DenseCodes, pack_codes
-from jboost.entry.implementation import use_implementation
+from jboost.entry.context import use_implementation
 from jboost.kernels import code_operands, grow_cpu, levels_cpu, library
-from jboost.numerics.fixed_point import choose_scale, quantize
-from jboost.numerics.sampling import sample
-from jboost.numerics.sums import sum_rows
+from jboost.numerics.exact import choose_scale, quantize, sum_rows
+from jboost.numerics.random import sample
 from jboost.trees.limits import TreeLimits
 from jboost.trees.splitting import UNBOUNDED, ValueLimits
 
@@ -407,10 +406,10 @@ def test_the_same_bytes_for_any_threads_and_instructions():
 
 DEADLOCK = """
 import jax, jax.numpy as jnp, numpy as np
-from jboost.entry.implementation import use_implementation
+from jboost.entry.context import use_implementation
 from jboost.trees.limits import TreeLimits
 from jboost.codes.codes import DenseCodes
-from jboost.trees.growing import grow_levels
+from jboost.trees.grow import grow_levels
 rng = np.random.default_rng(0)
 def grow(*rows):
     with use_implementation("cpu"):
@@ -446,10 +445,10 @@ def test_many_large_calls_in_one_program_end(cores):
 SHARDED = """
 import jax, jax.numpy as jnp, numpy as np
 from jax.sharding import Mesh, PartitionSpec as P
-from jboost.entry.implementation import use_implementation
+from jboost.entry.context import use_implementation
 from jboost.trees.limits import TreeLimits
 from jboost.codes.codes import DenseCodes
-from jboost.trees.growing import grow_levels
+from jboost.trees.grow import grow_levels
 assert len(jax.devices()) == 2
 rng = np.random.default_rng(0)
 columns = jnp.asarray(rng.integers(1, 32, (5, 2000)), jnp.uint8)

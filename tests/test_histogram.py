@@ -13,9 +13,8 @@ from by_column import sum_child_histogram, sum_histogram
 from implementations import IMPLEMENTATIONS
 
 from jboost.kernels.xla import select_rows
-from jboost.numerics.fixed_point import choose_scale, quantize
-from jboost.numerics.random_bits import derive, hash_words
-from jboost.numerics.sums import sum_by_group
+from jboost.numerics.exact import choose_scale, quantize, sum_by_group
+from jboost.numerics.random import derive, hash_words
 
 every_kernel = pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 WORDS = jnp.array([0x12345678, 0x9ABCDEF0], jnp.uint32)

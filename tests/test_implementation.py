@@ -13,9 +13,9 @@ from test_predict_kernels import make_model, make_rows
 
 import jboost as jb
 from jboost.entry import programs
-from jboost.entry.implementation import current_implementation, use_implementation
+from jboost.entry.context import current_implementation, use_implementation
 from jboost.kernels import library
-from jboost.numerics.sums import sum_rows
+from jboost.numerics.exact import sum_rows
 
 pytestmark = pytest.mark.skipif(not library.available(), reason="no CPU kernels")
 MODEL, X = make_model(4, 3, 5), jnp.asarray(make_rows(40, 5))

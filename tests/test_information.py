@@ -11,8 +11,8 @@ import pytest
 import jboost as jb
 from jboost.losses.likelihoods import find_information
 from jboost.objective.coupling import find_coupling
+from jboost.objective.curvature import information_diagonals, information_triangles
 from jboost.objective.evaluation import Objective, loss_values
-from jboost.objective.information import information_diagonals, information_triangles
 from jboost.objective.tracing import trace_loss
 
 D, L = jb.distributions, jb.losses

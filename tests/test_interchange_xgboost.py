@@ -16,7 +16,7 @@ from test_predict_kernels import make_model, make_rows
 
 import jboost as jb
 from jboost.interchange.linked import list_trees
-from jboost.interchange.ubjson import read_ubjson, write_ubjson
+from jboost.interchange.xgboost_format import read_ubjson, write_ubjson
 
 ROWS = 300
 TYPES = ["q", "q", "q", "c"]

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 from jboost.entry.collectives import Shards, use_shards
-from jboost.entry.implementation import use_implementation
+from jboost.entry.context import use_implementation
 from jboost.kernels import library
-from jboost.numerics.sums import sum_changes, sum_channels
+from jboost.numerics.exact import sum_changes, sum_channels
 from jboost.trees.leaf_operations import add_values, find_range, middle_minimizers
 
 pytestmark = pytest.mark.skipif(
@@ -361,7 +361,7 @@ if sys.argv[1] == "one":
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
 import hashlib
 import jax.numpy as jnp, numpy as np
-from jboost.numerics.sums import sum_channels
+from jboost.numerics.exact import sum_channels
 from jboost.trees.leaf_operations import add_values, find_range, middle_minimizers
 
 rng = np.random.default_rng(0)

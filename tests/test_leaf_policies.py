@@ -12,10 +12,9 @@ import numpy as np
 import pytest
 
 import jboost as jb
-from jboost.boosting.leaf_values import fit_leaves, sum_leaves
+from jboost.boosting.derivatives import choose_scaling, differentiate, start_round
 from jboost.boosting.method import make_method
-from jboost.boosting.row_derivatives import choose_scaling, differentiate
-from jboost.boosting.row_sample import start_round
+from jboost.boosting.round import fit_leaves, sum_leaves
 from jboost.boosting.settings import read_settings
 from jboost.boosting.state import Arrays, Data, Problem, StartPoint, Static, start_state
 from jboost.codes.codes import DenseCodes

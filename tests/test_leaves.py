@@ -14,15 +14,13 @@ from scipy import optimize
 
 import jboost as jb
 from jboost.boosting.auto import needs_minimizer
-from jboost.numerics.sums import sum_channels
+from jboost.numerics.exact import sum_channels
 from jboost.objective.curvature import derivatives
 from jboost.objective.evaluation import Objective
 from jboost.objective.minimizers import find_kinks, find_minimizers
 from jboost.objective.tracing import trace_loss
-from jboost.trees.groups import Groups
 from jboost.trees.initial import initial_score
-from jboost.trees.leaves import solve_leaves
-from jboost.trees.newton import newton_step
+from jboost.trees.leaves import Groups, newton_step, solve_leaves
 
 L = jb.losses
 ROWS, LEAVES = 12, 3  # the last leaf stays empty unless a test fills it

@@ -17,9 +17,9 @@ import pytest
 import jboost as jb
 from jboost.boosting.memory_needs import refuse_large_model, refuse_large_table
 from jboost.boosting.settings import read_settings
-from jboost.entry import available_memory, programs
+from jboost.entry import memory, programs
 from jboost.training import chunks, record
-from jboost.training.spreading import padded_rows
+from jboost.training.sharded import padded_rows
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "experiments"))
 from limits import PLAIN, padded_size, training_memory
@@ -74,7 +74,7 @@ LARGE = {
 @pytest.mark.parametrize("name", LARGE)
 def test_what_cannot_fit_is_refused_at_once(name, monkeypatch):
     """With the memory of a laptop; no array of these sizes is made."""
-    monkeypatch.setattr(available_memory, "available_memory", lambda: 8 * 2.0**30)
+    monkeypatch.setattr(memory, "available_memory", lambda: 8 * 2.0**30)
     call, words = LARGE[name]
     begun = time.process_time()
     with pytest.raises(MemoryError) as caught:
@@ -99,11 +99,11 @@ def test_tables_beyond_32_bits_are_refused_at_once():
 def test_histograms_that_cannot_fit_are_refused(monkeypatch):
     x = RNG.normal(size=(3000, 8)).astype(np.float32)
     size = 64 * 8 * 256 * 2 * 4
-    monkeypatch.setattr(available_memory, "_LITTLE", 0)
+    monkeypatch.setattr(memory, "_LITTLE", 0)
     settings: dict = dict(max_depth=7, min_child_samples=1)
-    monkeypatch.setattr(available_memory, "total_memory", lambda: float(size))
+    monkeypatch.setattr(memory, "total_memory", lambda: float(size))
     fit(x, x[:, 0], **settings)
-    monkeypatch.setattr(available_memory, "total_memory", lambda: size - 1.0)
+    monkeypatch.setattr(memory, "total_memory", lambda: size - 1.0)
     with pytest.raises(MemoryError, match="64 nodes x 8 columns x 256 bins"):
         fit(x, x[:, 0], **settings)
     fit(x, x[:, 0], **{**settings, "max_leaves": 32})
@@ -117,10 +117,10 @@ def test_less_than_what_the_formula_says_is_not_refused(sizes, monkeypatch):
     case = {**PLAIN, "scores": scores, "loss": "logistic"}
     formula = training_memory(rows, columns, **case)
     settings = read_settings(dict(num_scores=scores, num_rounds=3))
-    monkeypatch.setattr(available_memory, "available_memory", lambda: 0.75 * formula)
+    monkeypatch.setattr(memory, "available_memory", lambda: 0.75 * formula)
     refuse_large_table(table(rows, columns), settings)
     refuse_large_model(settings)
-    monkeypatch.setattr(available_memory, "available_memory", lambda: formula / 20)
+    monkeypatch.setattr(memory, "available_memory", lambda: formula / 20)
     with pytest.raises(MemoryError):
         refuse_large_table(table(rows, columns), settings)
 
@@ -137,7 +137,7 @@ def test_numbers_of_rounds_are_free_where_training_stops_early():
 def test_the_limits_of_the_process_count():
     code = (
         "import resource, numpy as np, jax\n"
-        "from jboost.entry.available_memory import available_memory, total_memory\n"
+        "from jboost.entry.memory import available_memory, total_memory\n"
         "resource.setrlimit(resource.RLIMIT_AS, (2**40, 2**40))\n"
         "assert available_memory() < 2**40 and total_memory() < 2**40\n"
         "used = int(open('/proc/self/statm').read().split()[0]) * 4096\n"
@@ -165,17 +165,17 @@ def test_control_groups_count(tmp_path, monkeypatch):
         folder.mkdir(parents=True, exist_ok=True)
         for name, text in files.items():
             (folder / name).write_text(text)
-    groups, read = "3:cpu:/x\n4:memory:/c\n0::/a/b\n", available_memory._read_text
-    monkeypatch.setattr(available_memory, "_GROUPS", tmp_path)
+    groups, read = "3:cpu:/x\n4:memory:/c\n0::/a/b\n", memory._read_text
+    monkeypatch.setattr(memory, "_GROUPS", tmp_path)
     monkeypatch.setattr(
-        available_memory, "_read_text",
+        memory, "_read_text",
         lambda path: groups if str(path) == "/proc/self/cgroup" else read(path),
     )  # fmt: skip
-    assert sorted(available_memory._find_group_limits()) == [150.0, 400.0]
+    assert sorted(memory._find_group_limits()) == [150.0, 400.0]
 
 
 def test_available_memory_is_that_of_the_system():
-    found = available_memory.available_memory()
+    found = memory.available_memory()
     assert found is not None
     total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     assert 2**26 < found < 64 * total

@@ -8,10 +8,9 @@ import pytest
 from tables import make_columns
 
 import jboost as jb
-from jboost.boosting.shared_trees import _direct_by_rows, _direct_by_scores
-from jboost.objective.coupling import _find_of_many, find_coupling
+from jboost.boosting.derivatives import _direct_by_rows, _direct_by_scores
+from jboost.objective.coupling import _find_of_many, find_coupling, find_dependent
 from jboost.objective.evaluation import Objective
-from jboost.objective.products import find_dependent
 from jboost.objective.tracing import trace_loss
 
 K, ROWS = 70, 200

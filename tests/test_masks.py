@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import jboost as jb
-from jboost.objective.masks import check_loss_mask, check_metric_mask
+from jboost.objective.group_tracing import check_loss_mask, check_metric_mask
 
 TARGETS = np.random.default_rng(0).normal(size=7).astype(np.float32)
 

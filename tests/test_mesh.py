@@ -16,8 +16,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 import jboost as jb
 from jboost import losses
-from jboost.entry.efforts import FULL, QUICK
-from jboost.entry.programs import compiled
+from jboost.entry.programs import FULL, QUICK, compiled
 from jboost.objective.coupling import _find_direction
 from jboost.objective.evaluation import Objective, gradients, hessians, loss_values
 from jboost.objective.retracing import trace_loss_once

@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 
 import jboost as jb
-from jboost.entry.representation import show
+from jboost.entry.messages import show
 from jboost.sklearn import JBoostClassifier, JBoostRanker, JBoostRegressor
 
 MOST = 750  # letters; a list of all losses has 500

@@ -16,8 +16,7 @@ from sklearn.base import clone
 import jboost as jb
 from jboost.metrics import METRICS
 from jboost.sklearn import JBoostClassifier, JBoostRegressor
-from jboost.training.comparing import Criterion
-from jboost.training.metric_calls import evaluate_metric
+from jboost.training.metrics import Criterion, evaluate_metric
 from jboost.training.record import Record
 from jboost.training.scoring import bind_metrics, check_metrics
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jboost.objective.bisection import bisect_minimum
+from jboost.objective.minimizers import bisect_minimum
 from jboost.objective.minimum import find_minimum
 
 INF = np.float32(np.inf)

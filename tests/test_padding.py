@@ -8,7 +8,7 @@ from compilations import Compilations
 
 import jboost as jb
 from jboost.training.rows import padded_columns
-from jboost.training.spreading import padded_rows
+from jboost.training.sharded import padded_rows
 
 RNG = np.random.default_rng(3)
 X = RNG.normal(size=(1000, 16)).astype(np.float32)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import jboost as jb
-from jboost.losses.pairs import logistic_pairs
+from jboost.losses.ranking import logistic_pairs
 from jboost.objective import coupled
 from jboost.objective.group_tracing import trace_group_loss
 from jboost.tables.groups import make_groups

@@ -24,7 +24,7 @@ from matplotlib.figure import Figure
 
 from jboost import plotting
 from jboost.model.ensemble import Links
-from jboost.plotting.tree_layout import place_across, place_along
+from jboost.plotting.tree_drawing import place_across, place_along
 from jboost.tables.categories import Categories
 from jboost.trees.tree import LeafSums
 

@@ -18,7 +18,7 @@ from test_predict_kernels import make_model, make_rows
 import jboost as jb
 from jboost.entry import programs as executables
 from jboost.kernels import library, ready_cpu
-from jboost.model import slices
+from jboost.model import ensemble
 from jboost.streams.memory import added_bytes
 from jboost.trees.tree import LeafSums
 
@@ -57,7 +57,7 @@ OPERATIONS = {
 @needs_cpu_kernels
 @pytest.mark.parametrize("run", OPERATIONS.values(), ids=OPERATIONS)
 def test_no_program_depends_on_the_number_of_rows(run):
-    for repeated in (ready_cpu._find_kind, slices._find_shape):
+    for repeated in (ready_cpu._find_kind, ensemble._find_shape):
         repeated.cache_clear()  # other tests may have repeated a size
     run(ROWS[:3])
     with Compilations() as compilations:

@@ -12,7 +12,7 @@ import pytest
 import xgboost
 
 import jboost as jb
-from jboost.losses import lambdas
+from jboost.losses import ranking
 
 L = jb.losses
 SIZE = 12
@@ -117,7 +117,7 @@ def test_lambdas(at, normalize):
 
 @pytest.mark.parametrize("counted", [0, SIZE])
 def test_lambdas_of_equal_scores_follow_the_rows(counted, monkeypatch):
-    monkeypatch.setattr(lambdas, "_COUNTED", counted)  # ranks by sorting, by counting
+    monkeypatch.setattr(ranking, "_COUNTED", counted)  # ranks by sorting, by counting
     slope = jax.jit(jax.grad(partial(L.lambda_rank, normalize="both")))
     gradient = slope(jnp.zeros(SIZE), jnp.asarray(RELEVANCE))
     expected = lambdas_by_hand(np.zeros(SIZE), RELEVANCE, SIZE, "both")

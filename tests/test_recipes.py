@@ -17,8 +17,7 @@ from scipy.special import logsumexp
 from sklearn.ensemble import GradientBoostingClassifier, GradientBoostingRegressor
 
 import jboost as jb
-from jboost.numerics.random_bits import derive
-from jboost.numerics.sampling import sample
+from jboost.numerics.random import derive, sample
 
 ROWS, ROUNDS, RATE, DEPTH, SEED = 80, 5, 0.3, 2, 3
 TOLERANCE = 2e-5

@@ -8,8 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jboost.numerics.random_bits import derive
-from jboost.numerics.sampling import sample
+from jboost.numerics.random import derive, sample
 
 WORDS = jnp.array([11, 22], jnp.uint32)
 NUM_SEEDS = 4000

@@ -315,7 +315,7 @@ def test_interactions_keep_their_laws(kind):
 def test_blocks_of_rows_change_nothing(monkeypatch):
     """A shape of its own, for which nothing is compiled yet."""
     model, x = make_model("heaps", shape=(2, 3)), make_rows("heaps", 150)
-    monkeypatch.setattr("jboost.explanation.attributions._BLOCK_CELLS", 64 * 50)
+    monkeypatch.setattr("jboost.explanation.shap._BLOCK_CELLS", 64 * 50)
     blocks = jb.shap_values(model, x, implementation="xla").values
     np.testing.assert_allclose(
         blocks, jb.shap_values(model, x).values, rtol=0, atol=allowed(model)

@@ -9,7 +9,7 @@ import pytest
 from beartype.roar import BeartypeCallHintViolation
 
 import jboost as jb
-from jboost.numerics.fixed_point import choose_scale
+from jboost.numerics.exact import choose_scale
 
 
 def test_every_module_is_checked():

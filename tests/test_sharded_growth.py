@@ -13,10 +13,10 @@ from jax.sharding import PartitionSpec as P
 
 from jboost.codes.codes import DenseCodes
 from jboost.entry.collectives import Shards, use_shards
-from jboost.entry.implementation import use_implementation
+from jboost.entry.context import use_implementation
 from jboost.kernels import levels_cpu, library
 from jboost.trees.category_splits import CategoryLimits
-from jboost.trees.growing import grow_levels
+from jboost.trees.grow import grow_levels
 from jboost.trees.limits import TreeLimits
 from jboost.trees.splitting import ValueLimits
 

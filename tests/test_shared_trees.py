@@ -13,7 +13,7 @@ from shared_models import KINDS, expand, make_model, make_rows, share
 
 import jboost as jb
 from jboost.kernels import library
-from jboost.training.joining import append_rounds
+from jboost.training.record import append_rounds
 
 OPERATIONS = (jb.predict, jb.staged_predict)
 each_kind = pytest.mark.parametrize("kind", KINDS)

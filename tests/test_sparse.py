@@ -18,7 +18,7 @@ from implementations import IMPLEMENTATIONS
 from references import histogram as naive_histogram
 
 import jboost as jb
-from jboost.tables.collisions import warn_of_collisions
+from jboost.tables.domains import warn_of_collisions
 
 FILL = {"missing": np.nan, "zero": 0.0}
 ROWS, COLUMNS = 200, 6

@@ -461,7 +461,7 @@ def test_a_block_is_tested_once_and_again_after_a_change(tmp_path, monkeypatch):
         counted.append(len(payload))
         return zlib.crc32(payload)
 
-    monkeypatch.setattr("jboost.streams.block_files.crc32", count)
+    monkeypatch.setattr("jboost.streams.blocks.crc32", count)
     for number in range(3):
         ((_, (columns, packed)),) = BlockReader(blocks).read_for_kernels([1])
         np.testing.assert_array_equal(columns, noise)

@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jboost.entry.implementation import use_implementation
+from jboost.entry.context import use_implementation
 from jboost.kernels import leaves_cpu, library, reduce_cpu, sums_xla
-from jboost.numerics.sums import sum_channels, sum_rows
+from jboost.numerics.exact import sum_channels, sum_rows
 
 pytestmark = pytest.mark.skipif(
     not library.available(), reason="the kernels were not built"

@@ -24,7 +24,7 @@ from tables import ROWS
 import jboost as jb
 from jboost.interchange.linked import round_down
 from jboost.model.wide_thresholds import pack_float64, unpack_float64
-from jboost.tables.wide_columns import make_wide_column
+from jboost.tables.columns import make_wide_column
 
 CLOSE = dict(rtol=3e-6, atol=3e-6)
 TINY = np.finfo(np.float32).tiny

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 import jboost as jb
-from jboost.numerics.sums import sum_channels
+from jboost.numerics.exact import sum_channels
 from jboost.objective.evaluation import Objective, gradients
 from jboost.objective.tracing import trace_loss
-from jboost.trees.newton import newton_step
+from jboost.trees.leaves import newton_step
 
 FEET = np.float32([750, 800, 850, 900, 950])[:, None]
 RENT = np.float32([1160, 1200, 1280, 1450, 2000])

@@ -17,16 +17,14 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, ArrayLike, Bool, Float, Int32
 
-from jboost.boosting.rates import learning_rates
-from jboost.boosting.settings import Settings
+from jboost.boosting.settings import Settings, learning_rates
 from jboost.entry.collectives import total
-from jboost.entry.representation import show
+from jboost.entry.messages import show
 from jboost.entry.stages import elementwise
-from jboost.objective.curvature import Chosen, Curvature
+from jboost.objective.curvature import EXPONENTS, Chosen, Curvature
 from jboost.objective.diagonals import MANY_SCORES
 from jboost.objective.evaluation import Kinks
 from jboost.objective.group_tracing import GroupLoss
-from jboost.objective.information import EXPONENTS
 from jboost.objective.tracing import TracedLoss
 from jboost.trees.leaves import LeafSolver
 

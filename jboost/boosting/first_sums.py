@@ -19,8 +19,7 @@ from jaxtyping import Array, Bool, Float, Int32, UInt8
 from jboost.entry.collectives import current_shards, most
 from jboost.kernels.float_bits import exponent_above
 from jboost.kernels.sums_xla import split_weights
-from jboost.numerics.fixed_point import fit_scale
-from jboost.numerics.sums import sum_guessed
+from jboost.numerics.exact import fit_scale, sum_guessed
 from jboost.trees.rounding import Measure, make_measure, measure_rows
 
 _ROUNDINGS = 2.0**-20  # more than those of a quotient and of its sum
@@ -78,7 +77,7 @@ def sum_first(
 
     Args:
       raised: whether the curvature will be raised to a least value.
-      sizes: of the round before; see :func:`jboost.numerics.sums.sum_guessed`.
+      sizes: of the round before; see :func:`jboost.numerics.exact.sum_guessed`.
 
     Returns:
       The sums, and the sizes that the next round takes.

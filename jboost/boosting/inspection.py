@@ -18,8 +18,8 @@ from jboost.boosting.auto import decide_by_loss, describe_choices, needs_minimiz
 from jboost.boosting.settings import read_settings
 from jboost.entry.checks import check_integer, check_number
 from jboost.entry.decorators import on_host
+from jboost.entry.messages import show
 from jboost.entry.programs import compiled
-from jboost.entry.representation import show
 from jboost.losses import Adaptive
 from jboost.objective.coupling import find_coupling
 from jboost.objective.curvature import Curvature, derivatives

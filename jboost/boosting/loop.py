@@ -1,64 +1,274 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The boosting loop as pure functions of arrays: init, boost_step, boost.
-
-In: codes, targets, a loss, a key. Out: trees on codes and the scores of the rows.
-These functions can be jitted, vmapped and scanned; ``jboost.fit`` runs the same loop
-from the host.
-"""
+"""Training as a pure function of arrays: init, boost and boost_step."""
 
 from collections.abc import Callable
-from typing import Any, Unpack
+from functools import partial
+from typing import Any, NamedTuple, Unpack
 
 import jax
 import jax.export
 import jax.numpy as jnp
+import numpy as np
 from jax.core import Tracer
 from jax.sharding import Mesh
 from jaxtyping import Array, ArrayLike, Float, Int, Key, Shaped
 
 from jboost.boosting import own_derivatives as own
 from jboost.boosting.auto import needs_minimizer
-from jboost.boosting.binding import RowArguments, bind_rows, put_arrays, read_codes
-from jboost.boosting.grouping import refuse_bags
+from jboost.boosting.groups import (
+    check_first_group,
+    find_widths,
+    read_groups,
+    refuse_bags,
+)
 from jboost.boosting.memory_needs import refuse_large_model
 from jboost.boosting.method import initial_scores, make_method, refuse_sorting
-from jboost.boosting.rates import learning_rates
-from jboost.boosting.round import grow_round
-from jboost.boosting.scanning import by_row, run_rounds, run_sharded_rounds
+from jboost.boosting.own_derivatives import no_loss
+from jboost.boosting.reports import weigh_losses
+from jboost.boosting.round import STRUCTURE, grow_round
 from jboost.boosting.settings import (
     Regularization,
     RoundSettings,
+    Settings,
+    learning_rates,
     read_settings,
     takes_settings,
 )
 from jboost.boosting.sharding import (
+    EVERYWHERE,
     check_mesh,
+    cut_evenly,
+    pad_shards,
     refuse_with_mesh,
+    rows_of,
+    run_sharded,
+    spec_of_data,
 )
 from jboost.boosting.state import (
     Arrays,
     BoostState,
+    Data,
     Problem,
     StartPoint,
     Static,
+    estimate_parameters,
+    prepare_groups,
     start_state,
 )
-from jboost.codes.codes import Codes
-from jboost.codes.preparing import check_codes
+from jboost.codes.codes import Codes, DenseCodes, pack_codes
+from jboost.codes.preparing import arrange_codes, check_codes
 from jboost.entry import checks
 from jboost.entry.arguments import explain_arguments
-from jboost.entry.decorators import traceable
-from jboost.entry.efforts import FULL
-from jboost.entry.programs import compiled
+from jboost.entry.decorators import is_tracing, traceable
+from jboost.entry.programs import FULL, compiled
 from jboost.kernels.library import takes_implementation
 from jboost.losses import Adaptive
-from jboost.numerics.random_bits import seed_from_key
+from jboost.numerics.derivatives import without_derivatives
+from jboost.numerics.random import seed_from_key
 from jboost.objective.curvature import Curvature
-from jboost.objective.evaluation import Kinks
+from jboost.objective.evaluation import Kinks, Objective
+from jboost.objective.faults import describe_gap, find_gaps, find_never_finite
+from jboost.objective.group_tracing import GroupLoss
+from jboost.objective.retracing import trace_loss_once
+from jboost.objective.tracing import TracedLoss
 from jboost.tables.categories import Categories
+from jboost.tables.domains import check_domain, warn_of_rounding
+from jboost.tables.offsets import check_offset
+from jboost.tables.targets import check_targets, check_weights
 from jboost.trees.candidates import Candidates, CandidateWeights
 from jboost.trees.leaves import LeafSolver
 from jboost.trees.tree import BoostedTrees, LeafSums, Tree
+
+
+def refuse_gaps(loss: Any, constants: tuple[Any, ...], data: Data) -> None:
+    """Refuses targets that are not finite if the loss is finite at no score tried.
+
+    Traced values are not checked, nor are rows of weight 0.
+
+    Args:
+      loss, constants: traced.
+
+    Raises:
+      ValueError: names the first row.
+    """
+    data, offset = data._replace(codes=None), data.offset
+    assert offset is not None
+    if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(data)):
+        return
+    rows = np.flatnonzero(find_gaps(data.targets, data.weights))
+    if not len(rows):
+        return
+    parameters = estimate_parameters(loss, constants, data, offset)
+    if loss.coupled:
+        words = jnp.zeros(2, jnp.uint32)
+        found = weigh_losses(loss, constants, parameters, data, offset, words)
+        values, weights = map(np.asarray, found)
+        bad = np.full(len(rows), not np.isfinite(values[weights > 0]).all())
+    else:
+        targets = jax.tree.map(lambda t: np.asarray(t)[rows], data.targets)
+        objective = Objective(loss, constants, targets, parameters, None)
+        bad = find_never_finite(objective, np.asarray(offset)[:, rows])
+    if bad.any():
+        row = int(rows[np.argmax(bad)])
+        target = jax.tree.map(lambda t: np.asarray(t[row]).tolist(), data.targets)
+        raise ValueError(describe_gap("y", target, row))
+
+
+class RowArguments(NamedTuple):
+    """What the public functions take besides codes; see :func:`jboost.init`."""
+
+    y: Any
+    sample_weight: Any = None
+    offset: Any = None
+    groups: Any = None
+
+
+class Bound(NamedTuple):
+    """A traced loss with its rows."""
+
+    loss: TracedLoss | GroupLoss
+    constants: tuple[Any, ...]
+    data: Data
+
+
+def read_codes(settings: Settings, binned: Any, mesh: Any = None) -> Codes:
+    """Returns codes that are packed or sorted, as the settings require.
+
+    With a mesh, each device packs its own.
+    """
+    max_bins = None if settings.sorts_rows else settings.max_bins
+    codes = check_codes(binned, max_bins)
+    if mesh is None:
+        return arrange_codes(codes, max_bins)
+    return codes if isinstance(codes, DenseCodes) else DenseCodes(codes.T)
+
+
+def bind_rows(
+    codes: Any,
+    loss: Callable[..., Any] | Any,
+    rows: RowArguments,
+    num_scores: int,
+    curvature: Any = None,
+) -> Bound:
+    """Checks the data of the rows, and traces the loss for them.
+
+    Args:
+      codes: [N, F]; only the shape is looked at.
+      curvature: the user's own; None if there is none.
+    """
+    num_rows, (y, sample_weight, offset, groups) = codes.shape[0], rows
+    weights = np.ones(num_rows, np.float32)
+    if sample_weight is not None:
+        weights = check_weights(sample_weight, num_rows, "sample_weight")
+    targets = y
+    if y is not None or loss is not no_loss:
+        targets = check_targets(y, num_rows, weights, "y", warn=True)
+    check_domain(loss, targets, weights, num_scores, "y")
+    widths, own = None, False
+    given = None if sample_weight is None else weights
+    groups, given = read_groups(groups, loss, given, num_rows)
+    if groups is not None:
+        widths, own = find_widths([(groups, num_rows)]), groups.weights is not None
+        concrete = not any(isinstance(t, Tracer) for t in jax.tree.leaves(targets))
+        if concrete and not is_tracing():
+            check_first_group(loss, groups, targets, num_scores, own)
+    weights = weights if given is None else given
+    traced, constants = trace_loss_once(
+        loss, targets, num_scores, curvature, widths, own
+    )
+    start = np.zeros((num_scores, num_rows), np.float32)
+    if offset is not None:
+        start = check_offset(offset, num_rows, num_scores)
+        warn_of_rounding(offset, "offset")
+    targets, weights, start, groups = put_arrays((targets, weights, start, groups))
+    data = Data(codes, targets, weights, groups, offset=start)
+    refuse_gaps(traced, constants, data)
+    return Bound(traced, constants, data)
+
+
+def put_arrays(arrays: Any) -> Any:
+    """Moves arrays to the device; ``jnp.asarray`` would compile for each shape."""
+    return jax.tree.map(
+        lambda a: a if isinstance(a, jax.Array) else jax.device_put(a), arrays
+    )
+
+
+def by_row(scores):
+    """Returns scores as [N] for K = 1, else [N, K]."""
+    return scores[0] if scores.shape[0] == 1 else scores.T
+
+
+def run_rounds(
+    loss: Any, method: Any, program: Any, sampled: bool, *operands: Any
+) -> Any:
+    """Runs all rounds.
+
+    Args:
+      loss, method: of :class:`jboost.boosting.state.Static`.
+      program: of derivatives that are handed in; None: those of the loss.
+      sampled: whether rounds may leave rows out, where the loss is of groups.
+      operands: constants, numbers, learning rates, data, initial score, seed.
+
+    Returns:
+      The trees, and the scores of the rows.
+    """
+    constants, numbers, rates, data, init_score, seed = operands
+    if loss.coupled:
+        constants, rates, data = without_derivatives(
+            (constants, rates, data),
+            "derivatives of training are not supported for losses of groups",
+        )
+    data = prepare_groups(loss, constants, data, sampled)
+    state, _ = start_state(loss, constants, data, StartPoint(init_score, seed))
+    problem = Problem(Static(loss, method), Arrays(constants, numbers, data))
+
+    @partial(jax.checkpoint, prevent_cse=False, policy=_choose_kept(data))
+    def one_round(state, rate):
+        return grow_round(own.hand_in(problem, program, state), rate, state)[:2]
+
+    final, trees = jax.lax.scan(one_round, state, rates)
+    return BoostedTrees(trees, state.init_score), by_row(final.scores)
+
+
+def run_sharded_rounds(loss: Any, method: Any, mesh: Any, *operands: Any) -> Any:
+    """Does what :func:`run_rounds` does on the devices of a mesh."""
+    constants, numbers, rates, data, init_score, seed = operands
+    num_rows = data.weights.shape[0]
+    shards = cut_evenly(mesh, num_rows)
+    data = pad_shards(shards, data)
+
+    def run(constants, numbers, rates, data, init_score, seed):
+        data = data._replace(codes=pack_codes(data.codes, method.num_bins))
+        rows = (data, init_score, seed)
+        return run_rounds(loss, method, None, False, constants, numbers, rates, *rows)
+
+    everywhere = (EVERYWHERE,) * 3
+    specs = (*everywhere, spec_of_data(shards), *everywhere[:2])
+    trees, scores = run_sharded(
+        run, mesh, shards,
+        (constants, numbers, rates, data, init_score, seed),
+        specs, (EVERYWHERE, rows_of(shards)),
+    )  # fmt: skip
+    return trees, scores[:num_rows]
+
+
+def _choose_kept(data):
+    """Returns what reverse mode keeps of a round: no tree is grown or solved twice.
+
+    Besides the state, it keeps the structure of the trees, the leaves of the rows and
+    all results of custom derivatives that have fewer numbers than rows: sums by leaf,
+    leaf values. Derivatives of rows are evaluated again.
+    """
+    of_structure = jax.checkpoint_policies.save_only_these_names(STRUCTURE)
+
+    def keep(primitive, *operands, **params):
+        if primitive.name == "custom_jvp_call":
+            results = params["call_jaxpr"].out_avals
+            return all(result.size < len(data.weights) for result in results)
+        return of_structure(primitive, *operands, **params)
+
+    return keep
+
 
 # Lets jax.export serialize programs that take or return these types.
 for _container in (BoostState, BoostedTrees, Kinks, LeafSums, Tree):

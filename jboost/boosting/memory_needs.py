@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from jboost.boosting.settings import Settings
-from jboost.entry.available_memory import require_memory
-from jboost.entry.devices import runs_on_cpu
+from jboost.entry.context import runs_on_cpu
+from jboost.entry.memory import require_memory
 from jboost.kernels.code_operands import packed_shape
 from jboost.kernels.library import may_run
 

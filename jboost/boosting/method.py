@@ -21,16 +21,15 @@ from jboost.boosting.settings import Regularization, Settings
 from jboost.codes.codes import Codes, SparseCodes
 from jboost.entry import feature_checks
 from jboost.entry.arrays import refuse_mask
-from jboost.entry.representation import show
-from jboost.entry.warning import warn_user
+from jboost.entry.messages import show, warn_user
 from jboost.kernels.library import may_run
-from jboost.objective.curvature import Chosen
+from jboost.objective.curvature import EXPONENTS, Chosen
 from jboost.objective.group_tracing import GroupLoss
-from jboost.objective.information import EXPONENTS
 from jboost.objective.tracing import TracedLoss
 from jboost.tables.categories import Categories
 from jboost.tables.sparse import SparseMatrix
 from jboost.trees.candidates import Candidates, CandidateWeights
+from jboost.trees.exact_growth import MOST_CODES
 from jboost.trees.initial import MedianStart
 from jboost.trees.leaves import LeafSolver
 from jboost.trees.limits import (
@@ -39,7 +38,6 @@ from jboost.trees.limits import (
     limit_categories,
     limit_values,
 )
-from jboost.trees.sorted_splits import MOST_CODES
 
 _MOST_CELLS = 2**30  # in the histograms of one level of sparse data: 4 GiB
 

@@ -17,7 +17,7 @@ from jaxtyping import Array, Float
 from jboost.boosting.settings import Settings
 from jboost.boosting.state import BoostState, Problem
 from jboost.entry.checks import explain_failure
-from jboost.entry.representation import show
+from jboost.entry.messages import show
 from jboost.objective.jaxprs import Program, trace_program
 from jboost.objective.row_programs import with_scores_first
 

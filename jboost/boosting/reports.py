@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, UInt32
 
-from jboost.boosting.group_rounds import round_words
+from jboost.boosting.groups import round_words
 from jboost.boosting.state import BoostState, Data, Problem, reported_parameters
 from jboost.codes.codes import Codes
 from jboost.objective.coupled import GroupObjective, group_values
@@ -24,8 +24,8 @@ from jboost.objective.evaluation import (
 )
 from jboost.objective.group_tracing import GroupLoss
 from jboost.objective.tracing import TracedLoss
-from jboost.trees.damped_newton import move_scores
-from jboost.trees.growing import find_leaves
+from jboost.trees.grow import find_leaves
+from jboost.trees.joint_start import move_scores
 from jboost.trees.leaf_operations import add_values
 from jboost.trees.tree import Tree
 

@@ -1,26 +1,430 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One round of boosting: derivatives, sample, grow, leaves, add.
-
-In: the state after a round. Out: the state after the next, and its trees. ``boost``,
-``fit`` and cross-validation run this function. For rows on disk, ``streams`` runs the
-same parts, with another one in place of ``grow_structure``.
-"""
+"""One round: structure of the trees, leaf values and the next state."""
 
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 from jax.ad_checkpoint import checkpoint_name
-from jaxtyping import Array, ArrayLike, Bool, Float, Int32
+from jax.core import Tracer
+from jaxtyping import Array, ArrayLike, Bool, Float, Int32, UInt8
 
-from jboost.boosting.leaf_values import fit_leaves, sum_leaves
-from jboost.boosting.row_derivatives import choose_scaling, differentiate
-from jboost.boosting.row_sample import Round, start_round
-from jboost.boosting.shared_leaves import fit_shared_leaves, sum_shared_leaves
-from jboost.boosting.state import BoostState, Problem, estimate_parameters
-from jboost.boosting.structure import grow_structure
+from jboost.boosting.auto import decide_by_data
+from jboost.boosting.derivatives import (
+    OneTree,
+    Round,
+    RowDerivatives,
+    choose_scaling,
+    differentiate,
+    start_round,
+)
+from jboost.boosting.first_sums import find_leaf_sizes, measure_first
+from jboost.boosting.groups import solve_group_leaves
+from jboost.boosting.state import (
+    BoostState,
+    Data,
+    Problem,
+    bind_groups,
+    bind_objective,
+    estimate_parameters,
+)
+from jboost.kernels import grow_cpu
+from jboost.kernels.library import choose
+from jboost.kernels.sums_xla import split_weights
+from jboost.numerics.derivatives import round_alone, weigh, without_derivatives
+from jboost.numerics.exact import sum_channels, sum_tables
+from jboost.objective.curvature import information_triangles, round_seed
+from jboost.objective.evaluation import gradients, hessian_products
+from jboost.trees.candidates import measure, propose, restore_thresholds
+from jboost.trees.exact_growth import grow_sorted_tree
+from jboost.trees.grow import grow_levels
+from jboost.trees.joint import Stopping, bound_leaves, solve_jointly
 from jboost.trees.leaf_operations import add_values
-from jboost.trees.tree import Tree
+from jboost.trees.leaves import Groups, keeps_steps, newton_step, solve_leaves
+from jboost.trees.limits import TreeLimits
+from jboost.trees.splitting import UNBOUNDED
+from jboost.trees.tree import LeafSums, Tree
+
+
+def shaping_derivatives(
+    data: Data, now: Round, shape: RowDerivatives
+) -> tuple[Float[Array, " N"], Float[Array, " N"], UInt8[Array, " N"]]:
+    """Returns gradient and curvature of every row as a tree's splits see them.
+
+    And how many times each row counts, 0 for rows outside the bag; see
+    :func:`jboost.kernels.sums_xla.split_weights`.
+    """
+    in_bag = now.in_bag if shape.known is None else now.in_bag & shape.known
+    rows = in_bag, data.weights, shape.gradient, shape.curvature, shape.mean
+    run = choose(cpu=grow_cpu.weigh_rows, xla=weigh_rows)
+    return run(*jax.lax.stop_gradient(rows))
+
+
+def weigh_rows(
+    in_bag: Bool[Array, " N"],
+    weights: Float[Array, " N"],
+    gradient: Float[Array, " N"],
+    curvature: Float[Array, " N"],
+    mean: Float[Array, ""],
+) -> tuple[Float[Array, " N"], Float[Array, " N"], UInt8[Array, " N"]]:
+    """Does what :func:`shaping_derivatives` does, in plain XLA: the definition."""
+    times, factors = split_weights(jnp.where(in_bag, weights, 0.0))
+    gradient = weigh(factors, gradient) / mean
+    return gradient, weigh(factors, curvature) / mean, times
+
+
+def grow_structure(
+    problem: Problem, now: Round, one: OneTree
+) -> tuple[Tree, Int32[Array, " N"]]:
+    """Grows the splits of a tree; returns it with the leaf of every row."""
+    method, data = problem.method, problem.data
+    gradient, curvature, in_bag = shaping_derivatives(data, now, one.shape)
+    limits = jax.lax.stop_gradient(shaping_limits(now, one))
+    parts = (gradient, curvature, in_bag)
+    measure = measure_first(one.first, one.shape.mean, *parts, method.uniform)
+    rows: Any = (*parts, one.seed, limits)
+    sizes: Any = dict(
+        max_depth=method.max_depth,
+        max_nodes=method.max_nodes,
+        max_leaves=method.max_leaves,
+        uniform=method.uniform,
+    )
+    grow = partial(grow_levels, measure=measure, num_bins=method.num_bins)
+    if not method.sorts_rows:
+        return grow(data.codes, *rows, **sizes)
+    codes: Any = data.codes  # dense, and sorted by feature
+    mass = None
+    if method.candidates != "exact":
+        mass = _measure_candidates(method, data, curvature, in_bag)
+    if method.candidates != "global":
+        return grow_sorted_tree(codes, *rows, mass=mass, **sizes)
+    assert mass is not None
+    proposal = propose(codes, mass, num_bins=method.num_bins)
+    tree, leaf = grow(proposal.codes, *rows, **sizes)
+    threshold = restore_thresholds(proposal, tree.feature, tree.threshold)
+    return tree._replace(threshold=threshold), leaf
+
+
+def _measure_candidates(method, data, curvature, in_bag):
+    """Returns the weight of each row in the quantiles that become candidates."""
+    values = curvature
+    if method.candidate_weights == "samples":
+        _, values = split_weights(jax.lax.stop_gradient(data.weights))
+    return measure(values, in_bag)
+
+
+def shaping_limits(now: Round, one: OneTree) -> TreeLimits:
+    """Returns the limits in the units of the derivatives that shape the tree.
+
+    Leaves are fitted with derivatives in other units where the curvature of the splits
+    is "unit"; l1 and bounds are given in the units of the leaves. Monotone constraints
+    hold for each score, which the search for a tree of all scores cannot see; see
+    :func:`jboost.trees.joint.bound_leaves`.
+    """
+    limits, values = now.limits, now.limits.values
+    own: Any = limits.min_child_samples
+    if jnp.ndim(own):
+        least = own[one.k] if now.line is None else jnp.max(own)
+        limits = limits._replace(min_child_samples=least)
+    if values is None:
+        return limits
+    if now.line is not None:
+        values = values._replace(monotone=jnp.zeros_like(values.monotone))
+    l1 = values.l1 * (one.fitted.mean / one.shape.mean)
+    bounds = jnp.clip(values.bounds / one.fitted.value_unit, -UNBOUNDED, UNBOUNDED)
+    return limits._replace(values=values._replace(l1=l1, bounds=bounds))
+
+
+def sum_leaves(
+    data: Data, now: Round, one: OneTree, tree: Tree, leaf: Int32[Array, " N"]
+) -> Tree:
+    """Returns the tree with the sums that its leaf values are fitted to.
+
+    Args:
+      tree: its splits, and ``leaf`` that of every row; the others are those of
+        :func:`fit_leaves`.
+    """
+    weights, fitted = now.weights(data, one.fitted.known), one.fitted
+    channels = (fitted.gradient, fitted.curvature, jnp.float32(1))
+    sizes = find_leaf_sizes(one.first)
+    sums = sum_channels(channels, leaf, tree.leaf_value.shape[0], weights, sizes)
+    return tree._replace(sums=LeafSums(*sums, l2=now.limits.l2 * one.fitted.mean))
+
+
+def fit_leaves(
+    problem: Problem,
+    learning_rate: Float[ArrayLike, ""],
+    state: BoostState,
+    now: Round,
+    one: OneTree,
+    tree: Tree,
+    leaf: Int32[Array, " N"],
+) -> Tree:
+    """Returns the tree with its leaf values, times the learning rate.
+
+    Args:
+      one: of ``now.trees()``.
+      tree: from :func:`sum_leaves`, and ``leaf`` that of every row.
+    """
+    method, limits = problem.method, now.limits
+    newton, groups, sums = _prepare(problem, state, now, one, tree, leaf)
+    bounds = None if tree.bounds is None else tree.bounds * one.fitted.value_unit
+    if bounds is not None and limits.values is not None:
+        # The same numbers, but with the derivative in max_delta_step.
+        most = jnp.broadcast_to(limits.values.bounds, bounds.shape)
+        bounds = jnp.where(bounds == most, most, bounds)
+    if method.leaf_solver == "joint":
+        assert state.probe is not None
+        value = solve_group_leaves(
+            bind_groups(problem, state, groups.weights), state.scores, state.probe,
+            one.k, leaf, sums, groups.penalty[0], groups.l1,
+        )  # fmt: skip
+        value = value if bounds is None else jnp.clip(value, bounds[:, 0], bounds[:, 1])
+    else:
+        objective = bind_objective(problem, state)
+        value = solve_leaves(objective, groups, newton, method.leaf_solver, bounds)
+    if method.regularization == "absolute" and method.leaf_solver == "newton":
+        # As in XGBoost. Splits keep children above the limit, so that only the root
+        # of a tree without splits can weigh less.
+        value = jnp.where(jnp.sum(sums.curvature) < limits.min_child_weight, 0.0, value)
+    if limits.values is not None:  # a line search may have passed the bounds
+        value = jnp.clip(value, *limits.values.bounds)
+    return tree._replace(
+        # Or leaf values would not sum to the scores bit for bit.
+        leaf_value=round_alone(learning_rate * value),
+        bounds=None,
+    )
+
+
+def are_steps_kept(
+    problem: Problem,
+    state: BoostState,
+    now: Round,
+    one: OneTree,
+    tree: Tree,
+    leaf: Int32[Array, " N"],
+    row_losses: Float[Array, " N"] | None = None,
+) -> Bool[Array, ""]:
+    """Returns whether "guarded" keeps the Newton steps of all leaves.
+
+    Args:
+      one: likewise the others, those of :func:`fit_leaves`.
+      row_losses: the loss of each row before the round, if it is known.
+    """
+    newton, groups, _ = _prepare(problem, state, now, one, tree, leaf)
+    objective = bind_objective(problem, state)
+    return jnp.all(keeps_steps(objective, groups, *newton(), row_losses))
+
+
+def _prepare(problem, state, now, one, tree, leaf):
+    """Returns what gives the Newton steps, the problems of the leaves, and sums."""
+    method, fitted, limits = problem.method, one.fitted, now.limits
+    penalty, l1 = _shrinkage(problem, limits, fitted)
+    choices = decide_by_data(
+        state.pointed, state.least_rows, method.leaf_solver, limits.min_child_samples
+    )
+    sums = tree.sums
+    assert sums is not None
+
+    def newton():
+        step, promised = newton_step(sums.gradient, sums.curvature, penalty, l1)
+        return step, jnp.where(choices.exact_leaves, jnp.inf, promised)
+
+    groups = Groups(
+        k=one.k,
+        scores=state.scores,
+        weights=_weigh_rows(problem.data, now, fitted),
+        direction=None,
+        group=leaf,
+        penalty=jnp.broadcast_to(penalty, tree.leaf_value.shape[0]),
+        l1=l1,
+        resting=_count_resting(method, limits),
+    )
+    return newton, groups, sums
+
+
+def _weigh_rows(data, now, fitted):
+    """Returns the weights of the rows in the loss of a leaf."""
+    weights = now.weights(data, fitted.known)
+    return weights if fitted.factor is None else weights * fitted.factor
+
+
+def _shrinkage(problem, limits, fitted):
+    """Returns l2 and l1 in the units of the derivatives that fit the leaves."""
+    values = limits.values
+    if problem.method.order_statistics:
+        return jnp.float32(0), None  # see _count_resting
+    l1 = None if values is None else round_alone(values.l1 * fitted.mean)
+    return round_alone(limits.l2 * fitted.mean), l1
+
+
+def _count_resting(method, limits):
+    """Returns how many rows at rest each leaf has: l2, counted in rows."""
+    exact = method.order_statistics and method.leaf_solver == "exact"
+    return limits.l2 if exact and method.regularization == "relative" else None
+
+
+_STOPPING = Stopping(steps=10, residual=1e-6, least_bend=0.02, overshoot=0.5)
+
+
+def sum_shared_leaves(
+    data: Data, now: Round, tree: Tree, leaf: Int32[Array, " N"]
+) -> Tree:
+    """Returns the tree with the sums that its leaf values are fitted to.
+
+    Args:
+      tree: without an axis of trees, and ``leaf`` that of every row.
+    """
+    fitted, num_scores = now.fitted, len(now.k)
+    tables, others = [fitted.gradient, fitted.curvature], [jnp.float32(1)]
+    if fitted.known is not None:
+        tables, others = [*tables, fitted.known.astype(jnp.float32)], []
+    num_leaves = tree.leaf_value.shape[0]
+    sums = sum_tables(tables, others, leaf, num_leaves, now.weights(data))
+    shape = (num_scores, num_leaves)
+    structure = jax.tree.map(
+        lambda array: array[None], tree._replace(leaf_value=None, bounds=None)
+    )
+    return structure._replace(
+        leaf_value=jnp.zeros(shape, jnp.float32),
+        sums=LeafSums(
+            gradient=sums[:num_scores],
+            curvature=sums[num_scores : 2 * num_scores],
+            weight=jnp.broadcast_to(sums[2 * num_scores :], shape),
+            l2=now.limits.l2 * fitted.mean,
+        ),
+    )
+
+
+def fit_shared_leaves(
+    problem: Problem,
+    learning_rate: Float[ArrayLike, ""],
+    state: BoostState,
+    now: Round,
+    tree: Tree,
+    leaf: Int32[Array, " N"],
+    pointed: Bool[ArrayLike, ""],
+) -> Tree:
+    """Returns the tree with its leaf values, times the learning rate.
+
+    Args:
+      tree: from :func:`sum_shared_leaves`, and ``leaf`` that of every row.
+      pointed: whether the loss looks like |r| to most rows, so that its Hessian says
+        nothing: each score is then fitted by itself, exactly. Traced or concrete.
+    """
+    each, method = _split_scores(problem, now, tree), problem.method
+    joint = method.leaf_solver == "joint" and not problem.loss.coupled
+    alone = replace(method, leaf_solver="guarded") if joint else method
+    alone = problem._replace(static=problem.static._replace(method=alone))
+
+    def fit_alone():
+        def fit(parts):
+            one, own = parts
+            return fit_leaves(alone, learning_rate, state, now, one, own, leaf)
+
+        return jax.lax.map(fit, each).leaf_value
+
+    def fit_jointly():
+        value, own = _solve_vectors(problem, state, now, tree, leaf), each[1]
+        if own.bounds is not None:
+            bounds = own.bounds * now.fitted.value_unit[:, None, None]
+            value = jnp.clip(value, *jnp.moveaxis(bounds, -1, 0))
+        return round_alone(learning_rate * value)
+
+    if joint and isinstance(pointed, Tracer):
+        value = jax.lax.cond(pointed, fit_alone, fit_jointly)
+    else:
+        value = fit_jointly() if joint and not pointed else fit_alone()
+    return tree._replace(leaf_value=value)
+
+
+def are_shared_steps_kept(
+    problem: Problem,
+    state: BoostState,
+    now: Round,
+    tree: Tree,
+    leaf: Int32[Array, " N"],
+) -> Bool[Array, ""]:
+    """Does what :func:`jboost.boosting.round.are_steps_kept` does, for all."""
+
+    def check(parts):
+        one, own = parts
+        return are_steps_kept(problem, state, now, one, own, leaf)
+
+    return jnp.all(jax.lax.map(check, _split_scores(problem, now, tree)))
+
+
+def _split_scores(problem, now, tree):
+    """Returns the tree as one tree for each score, to be mapped over."""
+    limits, fitted, bounds = now.limits, now.fitted, None
+    if limits.values is not None:
+        penalty = (limits.l2 * fitted.mean)[:, None]
+        steps = tree.sums.gradient, tree.sums.curvature, penalty
+        most = limits.values.bounds
+        if tree.feature is None:  # the leaves of the rows are known, but no splits
+            bounds = jnp.broadcast_to(most, (*steps[0].shape, 2))
+        else:
+            sizes = limits.values.monotone, most, problem.method.num_bins
+            bounds = bound_leaves(tree, steps, *sizes)
+        bounds = bounds / fitted.value_unit[:, None, None]
+    none: Any = None
+    nothing: Any = fitted._replace(gradient=none, curvature=none)
+    one = now._replace(shape=nothing, fitted=nothing).trees()
+    return one, Tree(none, none, none, tree.leaf_value, tree.sums, bounds)
+
+
+def _solve_vectors(problem, state, now, tree, leaf):
+    """Solves the system of each leaf."""
+    weights, fitted, values = now.weights(problem.data), now.fitted, now.limits.values
+    scores, sums = state.scores, tree.sums
+    arrays, scores, sums = without_derivatives(
+        (problem.arrays, scores, sums),
+        "derivatives of training are not supported where the scores of a leaf are "
+        "solved for together; use share_structure=False or leaf_solver='newton'",
+    )
+    objective = bind_objective(problem._replace(arrays=arrays), state)
+    penalty = round_alone(now.limits.l2 * fitted.mean)[:, None]
+    gradient = sums.gradient
+    if values is not None:
+        l1 = round_alone(values.l1 * fitted.mean)[:, None]
+        gradient = gradient - jnp.clip(gradient, -l1, l1)
+    num_leaves = gradient.shape[1]
+
+    def sum_leaves(rows):
+        return sum_tables([rows], [], leaf, num_leaves, weights)
+
+    def multiply(values):
+        return sum_leaves(hessian_products(objective, scores, values.T[leaf]))
+
+    if problem.method.leaf_curvature == "fisher":
+        seed = round_seed(state.words, state.round)
+        triangles = information_triangles(objective, scores, seed)
+        multiply = _multiply_by(sum_leaves(triangles), len(scores))
+
+    def slope_at(values):
+        every = jnp.broadcast_to(leaf, scores.shape)
+        return sum_leaves(gradients(objective, add_values(scores, values, every)))
+
+    return solve_jointly(
+        gradient, sums.curvature, penalty, multiply, slope_at, _STOPPING
+    )
+
+
+def _multiply_by(triangles, num_scores):
+    """Returns a function that multiplies by matrices, of which these are halves."""
+    matrix = jnp.zeros((num_scores, num_scores, triangles.shape[1]), jnp.float32)
+    first, second = np.triu_indices(num_scores)
+    matrix = matrix.at[first, second].set(triangles).at[second, first].set(triangles)
+
+    def multiply(values):
+        return jnp.sum(round_alone(matrix * values[None, :, :]), axis=1)
+
+    return multiply
+
 
 STRUCTURE = "structure of trees"  # what reverse mode keeps of a round besides the state
 

@@ -1,17 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The stages of a round as separate programs, for loops that run on the host.
-
-In: a problem and the state after a round. Out: the next state and its trees, equal bit
-for bit to those of :func:`jboost.boosting.round.grow_round`, which runs the same stages
-as one traced function:
-
-    derive    derivatives of every row              compiled for each loss
-    grow      sample, grow, Newton steps, scores    compiled once for all losses
-    finish    losses; are the steps good enough?    compiled for each loss
-
-A new loss costs only the compilation of the first and the last. The search for the
-exact values of leaves is compiled when a leaf first needs it: most losses never do.
-"""
+"""A round as three compiled programs: derive, grow and finish."""
 
 from dataclasses import replace
 from functools import partial
@@ -20,43 +8,113 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int32
+from jaxtyping import Array, Bool, Complex64, Float, Int32
 
-from jboost.boosting.first_sums import Sizes
-from jboost.boosting.leaf_values import are_steps_kept, fit_leaves, sum_leaves
-from jboost.boosting.method import Method, Numbers
-from jboost.boosting.pairs import are_joined, join_pairs, split_pairs
-from jboost.boosting.reports import add_to_sets, report_round
-from jboost.boosting.round import (
-    advance,
-    count_round,
-    fit_trees,
-    grow_shared_tree,
-    map_scores,
-)
-from jboost.boosting.row_derivatives import (
+from jboost.boosting.derivatives import (
     RawDerivatives,
+    Round,
     Scaling,
     differentiate,
     list_policies,
     note_lost,
+    start_round,
 )
-from jboost.boosting.row_sample import Round, start_round
-from jboost.boosting.shared_leaves import are_shared_steps_kept
-from jboost.boosting.state import (
-    Arrays,
-    BoostState,
-    Data,
-    Problem,
-    Static,
+from jboost.boosting.first_sums import Sizes
+from jboost.boosting.method import Method, Numbers
+from jboost.boosting.reports import add_to_sets, report_round
+from jboost.boosting.round import (
+    advance,
+    are_shared_steps_kept,
+    are_steps_kept,
+    count_round,
+    fit_leaves,
+    fit_trees,
+    grow_shared_tree,
+    grow_structure,
+    map_scores,
+    sum_leaves,
 )
-from jboost.boosting.structure import grow_structure
+from jboost.boosting.state import Arrays, BoostState, Data, Problem, Static
+from jboost.entry.collectives import every
 from jboost.entry.stages import for_host
+from jboost.kernels import grow_cpu
+from jboost.kernels.library import choose
 from jboost.numerics.packing import pack
+from jboost.objective.curvature import EXPONENTS, are_finite, count_lost
 from jboost.objective.group_tracing import GroupLoss
-from jboost.objective.information import EXPONENTS
 from jboost.trees.leaf_operations import add_values
 from jboost.trees.tree import Tree
+
+
+def are_joined(problem: Problem) -> bool:
+    """Returns whether derivatives are joined: those of one score, if both take work."""
+    loss = problem.loss
+    alone = not loss.coupled and loss.num_scores == 1 and not loss.quadratic
+    return alone and set(list_policies(problem.method)) != {"unit"}
+
+
+def join_pairs(
+    problem: Problem, raw: tuple[RawDerivatives, ...]
+) -> tuple[RawDerivatives, ...]:
+    """Joins the derivatives of one score in ``gradient``."""
+    if not are_joined(problem):
+        return raw
+    nothing: Any = None
+    return tuple(
+        each._replace(
+            gradient=jax.lax.complex(each.gradient, each.curvature), curvature=nothing
+        )
+        for each in raw
+    )
+
+
+def split_pairs(
+    raw: tuple[RawDerivatives, ...],
+    weights: Float[Array, " N"],
+    regular: Bool[Array, ""] | None,
+) -> tuple[tuple[RawDerivatives, ...], Bool[Array, ""], Int32[Array, "2"]]:
+    """Undoes :func:`join_pairs`, and leaves out derivatives that are not finite.
+
+    Args:
+      regular: the second result, if it is known.
+
+    Returns:
+      The derivatives; whether those of all rows that count are finite; and
+      :func:`jboost.objective.curvature.count_lost` of rows of joined derivatives.
+    """
+    found = [_split(each, weights, regular) for each in raw]
+    finite = jnp.all(jnp.stack([each for _, each, _ in found]))
+    return tuple(each for each, _, _ in found), finite, found[0][2]
+
+
+def _split(raw, weights, regular):
+    if raw.curvature is not None:
+        pair = raw.gradient, raw.curvature
+        finite = are_finite(*pair, weights) if regular is None else regular
+        return raw, finite, jnp.zeros(2, jnp.int32)
+    pairs = raw.gradient[0]
+    run = choose(cpu=grow_cpu.split_pairs, xla=take_parts)
+    gradient, curvature, finite = run(pairs, weights)
+    raw = raw._replace(gradient=gradient[None], curvature=curvature[None])
+    finite = every(finite)
+
+    def count(pairs):
+        return count_lost(~jnp.isfinite(pairs) & (weights > 0))
+
+    lost = jax.lax.cond(finite, lambda _: jnp.zeros(2, jnp.int32), count, pairs)
+    return raw, finite if regular is None else regular, lost
+
+
+def take_parts(
+    pairs: Complex64[Array, " N"], weights: Float[Array, " N"]
+) -> tuple[Float[Array, " N"], Float[Array, " N"], Bool[Array, ""]]:
+    """Returns real and imaginary parts, and whether those that count are finite.
+
+    Both parts are 0 where one is not finite.
+    """
+    finite = jnp.isfinite(pairs)
+    pairs = jnp.where(finite, pairs, 0.0)
+    return jnp.real(pairs), jnp.imag(pairs), jnp.all(finite | (weights <= 0))
 
 
 class Turn(NamedTuple):
@@ -179,7 +237,7 @@ class Derived(NamedTuple):
     """The derivatives of a round.
 
     Attributes:
-      raw: by each curvature policy, from :func:`jboost.boosting.pairs.join_pairs`.
+      raw: by each curvature policy, from :func:`join_pairs`.
       regular: whether ``smooth`` was right; None if it was where all are finite.
       sizes, lost: of the state.
     """
@@ -227,7 +285,7 @@ def grow(
     """Grows the trees of a round, and sums the derivatives in their leaves.
 
     Args:
-      scaling: from :func:`jboost.boosting.row_derivatives.choose_scaling`.
+      scaling: from :func:`jboost.boosting.derivatives.choose_scaling`.
       steps: whether leaf values are Newton steps, so that no loss is needed for them.
       turn: its state is one :func:`without_loss`.
       words: where the trees are stored.

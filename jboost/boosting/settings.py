@@ -1,15 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The hyperparameters of training: each is declared once, here.
-
-In: the arguments of a public function. Out: Settings, complete, checked and frozen.
-
-An entry says name, type, default, meaning and check of a hyperparameter, and whether
-it may be traced. From the entries come the keywords of ``boost_step``,
-``cross_validate``, ``sweep`` and the estimators, their documentation, the checks, and
-the names in a checkpoint. ``fit`` and ``boost`` write their signatures out, because
-people read them; a test compares. To add a hyperparameter: add an entry (and the
-keyword to ``fit`` and ``boost``), then use ``settings.its_name``.
-"""
+"""Hyperparameters: declarations, checks and learning rates."""
 
 import inspect
 import textwrap
@@ -28,16 +18,44 @@ from typing import (
 )
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
+from jaxtyping import Array
 
 from jboost.entry import checks
-from jboost.entry.representation import show
-from jboost.losses.several import count_scores
+from jboost.entry.messages import show
+from jboost.losses.names import count_scores
 from jboost.objective.curvature import Curvature, Policy
 from jboost.tables.sparse import Absent
 from jboost.trees.candidates import Candidates, CandidateWeights
 from jboost.trees.leaves import LeafSolver
+
+
+def learning_rates(
+    learning_rate: Any, num_rounds: int, first: int = 0
+) -> Array | np.ndarray:
+    """Returns one rate per round from a number or a schedule, starting at ``first``."""
+    if not callable(learning_rate):
+        checks.check_number(
+            "learning_rate", learning_rate, above=0.0,
+            also=" or a schedule, round -> number",
+        )  # fmt: skip
+        if isinstance(learning_rate, Tracer):
+            rate = jnp.asarray(learning_rate, jnp.float32)
+            return jnp.broadcast_to(rate, (num_rounds,))
+        # In one number's memory: with early stopping, num_rounds may be any number.
+        return np.broadcast_to(np.float32(learning_rate), num_rounds)
+    rates: list[Any] = []
+    # Under jit, schedules written in jax.numpy are evaluated now instead of traced.
+    with jax.ensure_compile_time_eval():
+        for number in range(first, first + num_rounds):
+            rates.append(learning_rate(number))
+            checks.check_number(f"learning_rate({number})", rates[-1], least=0.0)
+    if any(isinstance(rate, Tracer) for rate in rates):
+        return jnp.stack([jnp.asarray(rate, jnp.float32) for rate in rates])
+    return np.array(rates, np.float32)
+
 
 Regularization = Literal["relative", "absolute"]
 Number = jax.Array | np.number | float

@@ -14,11 +14,11 @@ from jaxtyping import Array, ArrayLike, Bool, Float, Int32, UInt32
 
 from jboost.boosting.auto import count_least_rows, needs_minimizer
 from jboost.boosting.first_sums import Sizes, no_sizes
-from jboost.boosting.group_rounds import find_group_start, round_words
+from jboost.boosting.groups import find_group_start, round_words
 from jboost.boosting.method import Method, Numbers
 from jboost.codes.codes import Codes
 from jboost.entry.collectives import current_shards, gather_rows, some
-from jboost.entry.representation import show_fields
+from jboost.entry.messages import show_fields
 from jboost.entry.stages import elementwise, stage
 from jboost.objective.coupled import (
     GroupObjective,
@@ -37,13 +37,12 @@ from jboost.objective.evaluation import (
     mean_weight,
 )
 from jboost.objective.group_tracing import GroupLoss
-from jboost.objective.minimizers import find_kinks, find_minimizers
-from jboost.objective.moving_minima import locate_minimizers
+from jboost.objective.minimizers import find_kinks, find_minimizers, locate_minimizers
 from jboost.objective.probing import Probe, start_probe
 from jboost.objective.tracing import TracedLoss
 from jboost.tables.groups import RowGroups
-from jboost.trees.damped_newton import move_scores
 from jboost.trees.initial import MedianStart, initial_score, median_score
+from jboost.trees.joint_start import move_scores
 
 
 class Data(NamedTuple):

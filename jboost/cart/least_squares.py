@@ -1,29 +1,54 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Grows one least-squares tree on all distinct values, level by level, on the host.
+"""Least-squares growth of a single tree."""
 
-In: a float32 matrix, float64 targets and weights. Out: SplitNodes, breadth first. Every
-column is sorted once. Each level then stores, for each column, the rows of its nodes
-contiguously and in sorted order, so that one cumulative sum serves all nodes:
-
-    node             |    a     |      b       |  c   |
-    column 0, rows   | 3  0  7  |  5  1  9  2  | 8  4 |    ascending within a node,
-    column 1, rows   | 7  3  0  |  9  5  2  1  | 4  8 |    missing values last
-
-See :mod:`jboost.cart.sorted_words` for the representation of a row. A CPU kernel grows
-the same trees; the NumPy code here defines them, and runs where the kernels were not
-built.
-"""
-
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float, Int, UInt64
 
-from jboost.cart.sorted_words import is_missing, row_indices, sort_words, value_changes
 from jboost.codes.thresholds import midpoints
 from jboost.kernels import cart_cpu, library
 from jboost.model.nodes import LEAF
+from jboost.model.regression_tree import RegressionTree
 from jboost.numerics.floats import flush_denormals
+
+
+def make_tree(**arrays: Any) -> RegressionTree:
+    """Returns a tree with read-only arrays."""
+    for array in arrays.values():
+        if isinstance(array, np.ndarray):
+            array.setflags(write=False)
+    return RegressionTree(**arrays)
+
+
+_ROW = np.uint64(2**32 - 1)  # the bits of a word that hold the row's index
+_MISSING = np.uint64((2**32 - 1) << 32)  # words from here on hold NaN
+
+
+def sort_words(columns: Float[np.ndarray, "F N"]) -> UInt64[np.ndarray, "F N"]:
+    """Returns the words of each column in ascending order, missing values last."""
+    bits = columns.view(np.uint32)
+    # Negative floats sort in reverse by their bits: flip all bits of negative values,
+    # and the sign bit of the others, and integers sort as the floats do.
+    key = np.where(bits >> 31, ~bits, bits | np.uint32(1 << 31))
+    key = np.where(np.isnan(columns), np.uint32(2**32 - 1), key).astype(np.uint64)
+    return np.sort((key << 32) | np.arange(columns.shape[1], dtype=np.uint64), axis=1)
+
+
+def row_indices(words: UInt64[np.ndarray, "*n"]) -> Int[np.ndarray, "*n"]:
+    """Returns the indices of the rows."""
+    return (words & _ROW).view(np.int64)
+
+
+def is_missing(words: UInt64[np.ndarray, "*n"]) -> Bool[np.ndarray, "*n"]:
+    """Returns whether each value is missing."""
+    return words >= _MISSING
+
+
+def value_changes(words: UInt64[np.ndarray, "f n"]) -> Bool[np.ndarray, "f n-1"]:
+    """Returns whether each value differs from the next one of its column."""
+    return (words[:, 1:] ^ words[:, :-1]) > _ROW
+
 
 _TIE = 1e-10  # relative: gains closer than this differ only by rounding
 _NOISE = 1e-20  # largest gain due to rounding, as a fraction of a node's error

@@ -12,16 +12,16 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import ArrayLike, Float, Int, Shaped
 
-from jboost.cart.read_only import make_tree
+from jboost.cart.least_squares import make_tree
 from jboost.cart.tree import check_known, check_table, check_tree, grow_tree, make_rules
 from jboost.entry import checks
 from jboost.entry.decorators import on_host
-from jboost.entry.representation import show_fields
+from jboost.entry.messages import show_fields
 from jboost.model.nodes import LEAF
 from jboost.model.predicting import leaf_indices
 from jboost.model.regression_tree import RegressionTree
 from jboost.model.sorting import find_parents
-from jboost.tables.collisions import warn_of_collisions
+from jboost.tables.domains import warn_of_collisions
 
 _SAME = 1e-10  # relative: alphas closer than this differ only by rounding
 

@@ -11,13 +11,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import ArrayLike, Float, Shaped
 
-from jboost.cart.least_squares import Rules, grow
-from jboost.cart.read_only import make_tree
+from jboost.cart.least_squares import Rules, grow, make_tree
 from jboost.entry import checks, feature_checks
 from jboost.entry.decorators import on_host
-from jboost.entry.representation import show
+from jboost.entry.messages import show
 from jboost.model.regression_tree import RegressionTree
-from jboost.tables.collisions import warn_of_collisions
+from jboost.tables.domains import warn_of_collisions
 from jboost.tables.frames import read_frame, read_values
 from jboost.tables.offsets import check_finite
 from jboost.tables.targets import check_targets, check_weights

@@ -25,15 +25,14 @@ from jboost.codes.gathering import (
     is_missing_anywhere,
 )
 from jboost.codes.thresholds import check_max_bins, find_sparse_thresholds
+from jboost.entry.context import current_implementation, is_on_cpu, runs_on_cpu
 from jboost.entry.decorators import on_host, traceable
-from jboost.entry.devices import is_on_cpu, runs_on_cpu
 from jboost.entry.exchanges import (
     agree,
     gather_numbers,
 )
-from jboost.entry.implementation import current_implementation
+from jboost.entry.messages import warn_user
 from jboost.entry.programs import compiled
-from jboost.entry.warning import warn_user
 from jboost.kernels import binning_cpu, library
 from jboost.kernels.binning_cpu import MOST_BINS
 from jboost.numerics.floats import flush_denormals

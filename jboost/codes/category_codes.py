@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Float
 
 from jboost.entry.feature_checks import check_feature
-from jboost.entry.representation import show
+from jboost.entry.messages import show
 from jboost.tables.categories import Categories, Category, describe_column
 
 MOST_VALUES = 2**24  # integers that float32 tells apart

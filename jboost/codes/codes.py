@@ -14,8 +14,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int32, Shaped, UInt8, UInt16, UInt32
 
-from jboost.entry.implementation import current_implementation
-from jboost.entry.representation import show_fields
+from jboost.entry.context import current_implementation
+from jboost.entry.messages import show_fields
 from jboost.kernels import code_operands, levels_cuda, sparse_xla, xla
 from jboost.kernels.code_operands import CodeOperands
 from jboost.kernels.library import choose, may_run

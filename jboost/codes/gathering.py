@@ -20,7 +20,7 @@ from jboost.entry.exchanges import (
     num_processes,
     process_number,
 )
-from jboost.entry.representation import show
+from jboost.entry.messages import show
 from jboost.tables.frames import Frame, Schema
 
 

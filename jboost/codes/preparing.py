@@ -16,10 +16,9 @@ from jaxtyping import Array, ArrayLike, Int32, Shaped
 
 from jboost.codes.codes import Codes, DenseCodes, SparseCodes, pack_codes
 from jboost.entry import checks
+from jboost.entry.context import current_implementation, is_on_cpu
 from jboost.entry.decorators import is_tracing, traceable
-from jboost.entry.devices import is_on_cpu
 from jboost.entry.identity import IdentityCache
-from jboost.entry.implementation import current_implementation
 from jboost.entry.programs import compiled
 from jboost.kernels.library import takes_implementation
 from jboost.kernels.settling import settle_implementation

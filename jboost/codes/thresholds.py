@@ -9,8 +9,8 @@ with a threshold between them, and the threshold. All in float64 on the host; se
 import numpy as np
 from jaxtyping import Float, Int
 
-from jboost.entry.implementation import current_implementation
-from jboost.entry.representation import show
+from jboost.entry.context import current_implementation
+from jboost.entry.messages import show
 from jboost.kernels import binning_cpu, library
 from jboost.numerics.floats import flush_denormals
 from jboost.tables.sparse import Absent, SparseMatrix

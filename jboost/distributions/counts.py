@@ -20,16 +20,18 @@ from jboost.distributions.distribution import (
     positive,
     within,
 )
-from jboost.distributions.draws import draw_gamma, draw_poisson
 from jboost.distributions.special import (
+    beta_tails,
     divide,
+    draw_gamma,
+    draw_poisson,
+    gamma_tails,
     log_factorial_excess,
     log_gamma_excess,
     log_ratio,
     log_ratio_excess,
     trigamma_excess,
 )
-from jboost.distributions.tails import beta_tails, gamma_tails
 
 _RARE = 1e-3  # (r + count) / (r + mean), below which log1p would be near -inf
 _MANY = 128.0  # counts, from which terms of the log probability would cancel

@@ -22,14 +22,17 @@ from jboost.distributions.distribution import (
     positive,
     within,
 )
-from jboost.distributions.draws import draw_beta, draw_gamma, keep_positive
 from jboost.distributions.special import (
+    beta_tails,
     divide,
+    draw_beta,
+    draw_gamma,
+    gamma_tails,
+    keep_positive,
     log_gamma_excess,
     log_ratio_excess,
     trigamma_excess,
 )
-from jboost.distributions.tails import beta_tails, gamma_tails
 
 _LARGE = 64.0  # a concentration, from which terms of the log density would cancel
 _LEAST_RATIO = 1e-12  # of a value to the mean

@@ -15,12 +15,12 @@ from jaxtyping import Array, Float
 
 from jboost.distributions.distribution import Distribution, like, matrix, positive
 from jboost.distributions.special import (
+    beta_tails,
     divide,
     log_gamma_excess,
     log_ratio_excess,
     trigamma,
 )
-from jboost.distributions.tails import beta_tails
 
 _LEAST_LOG_EXCESS = math.log(1e-4)  # of degrees of freedom above 1, for a mean
 _MANY = 100.0  # degrees of freedom

@@ -11,7 +11,7 @@ import inspect
 from collections.abc import Callable, Container, Iterable
 from typing import Any, ParamSpec, TypeVar
 
-from jboost.entry.representation import show
+from jboost.entry.messages import show
 
 P = ParamSpec("P")
 R = TypeVar("R")

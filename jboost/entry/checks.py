@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from jboost.entry.representation import show
+from jboost.entry.messages import show
 
 Words = tuple[str, ...]
 # Errors of JAX about traced values, and what to write instead.

@@ -6,7 +6,7 @@ rows on one device of a mesh. The functions on arrays are the identity where row
 not sharded, so that one program text serves both cases.
 
 The shards in force are held in a context, like the implementation of the kernels
-(:mod:`jboost.entry.implementation`): a program traced within :func:`use_shards` sums
+(:mod:`jboost.entry.context`): a program traced within :func:`use_shards` sums
 over all shards. Values that depend on no row, or on sums over rows, are the same on all
 shards; conditions of loops and branches that contain a collective must be such values.
 """

@@ -1,15 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decorates public functions with checks of the process and of tracing.
-
-In: a public function. Out: the same function, which first raises a clear error for
-calls that would deadlock (in a forked process) or fail inside JAX (with traced values).
-A lack of memory in a kernel or in XLA becomes a MemoryError, and an interrupt leaves no
-damage in JAX's caches.
-"""
+"""Decorators of public functions: checks, context and results."""
 
 import functools
 import inspect
 import os
+import re
 import traceback
 import types
 from collections.abc import Callable
@@ -23,7 +18,29 @@ from jax.core import Tracer
 from jax.extend.core import get_opaque_trace_state
 
 from jboost.entry.processes import was_forked
-from jboost.entry.results import is_out_of_memory
+
+_EXHAUSTED = re.compile("RESOURCE_EXHAUSTED: |INTERNAL: .*[Oo]ut of memory", re.DOTALL)
+
+
+def fetch(arrays: Any) -> Any:
+    """Returns a pytree with its arrays as NumPy arrays.
+
+    Reading an array that could not be allocated ends the process, or never returns, in
+    XLA. Waiting for it first raises an error.
+    """
+    return jax.device_get(jax.block_until_ready(arrays))
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Returns whether an error of Python, a kernel or XLA tells a lack of memory.
+
+    A program raises a ValueError where it runs at once, and a JaxRuntimeError where its
+    result is awaited. XLA replaces the status of programs that wait for others.
+    """
+    from_program = isinstance(error, jax.errors.JaxRuntimeError | ValueError)
+    exhausted = from_program and _EXHAUSTED.match(str(error)) is not None
+    return exhausted or isinstance(error, MemoryError)
+
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")

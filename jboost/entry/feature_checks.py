@@ -18,7 +18,7 @@ from jaxtyping import Array
 
 from jboost.entry.arrays import refuse_mask
 from jboost.entry.labels import name_label
-from jboost.entry.representation import show
+from jboost.entry.messages import show
 
 _SHOWN = 20  # names in an error message
 

@@ -1,34 +1,80 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The cache of compiled programs.
+"""Compiled programs: their compile options and caches."""
 
-In: a function, its static arguments, and operands. Out: the compiled program.
-
-All functions of the library are compiled here, except for functions of the user
-(metrics, inverse links), whose programs ``jax.jit`` keeps only as long as they exist,
-and the few programs of small predictions, which looking up a key would delay.
-
-Key: the function, its static arguments, the arguments that it may overwrite, the
-structure, shapes and dtypes of the operands, the implementation in force, whether
-arrays are put on a CPU, and whether it becomes part of a program. Static arguments are
-compared by value.
-
-Bound: MOST_PROGRAMS, and SMALL times as many small ones (``jboost.entry.stages``). A
-program takes MiB and dozens of memory mappings, of which Linux allows a process 65,530;
-a small one takes a dozen. JAX keeps every program as long as its jitted function.
-Therefore each key has one of its own, and the least recently used one is released.
-"""
-
+import os
 from collections import OrderedDict
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from threading import Lock
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 
+from jboost.entry.context import current_implementation, runs_on_cpu
 from jboost.entry.decorators import is_tracing
-from jboost.entry.devices import runs_on_cpu
-from jboost.entry.implementation import current_implementation
+
+_LEVEL = "xla_backend_optimization_level"
+_LIGHT = (_LEVEL, 1)
+
+
+class Effort(NamedTuple):
+    """An effort of the compiler.
+
+    ``FULL`` is for programs on many rows. ``WHOLE`` does the same work in one piece,
+    instead of a piece for each thread, which takes two thirds of the time and rounds
+    alike. ``BRISK`` takes half the time, but may round a sum of two products in another
+    order. ``QUICK`` takes a sixth of the time, and is for programs without a loss: it
+    does not contract a * b + c into one rounding, as the others do.
+
+    ``GROUPS`` and, for few rows, ``SMALL_GROUPS`` are for losses of groups, whose short
+    loops over the rows of a group the others unroll. They take down to a third of the
+    time of ``FULL``; the programs run as fast, but may round in another order.
+    """
+
+    options: tuple[tuple[str, Any], ...]
+
+    def known(self) -> tuple[tuple[str, Any], ...]:
+        """Returns the options that XLA knows; none of them unless a CPU computes.
+
+        A level in the environment variable XLA_FLAGS is not raised.
+        """
+        names = _find_known() if runs_on_cpu() else ()
+        if _LEVEL in os.environ.get("XLA_FLAGS", ""):
+            options = [each for each in self.options if each != _LIGHT]
+        else:
+            options = [*self.options]
+        return tuple(each for each in options if each[0] in names)
+
+
+# YNNPACK, which XLA calls for sums over an axis, takes several times as long as XLA
+# where the axis is short, as that of the scores.
+FULL = Effort((("xla_cpu_experimental_ynn_fusion_type", ""),))
+WHOLE = Effort((*FULL.options, ("xla_cpu_parallel_codegen_split_count", 1)))
+BRISK = Effort((*WHOLE.options, ("xla_cpu_use_fusion_emitters", False)))
+QUICK = Effort((*BRISK.options, (_LEVEL, 0)))
+GROUPS = Effort((*FULL.options, _LIGHT))
+SMALL_GROUPS = Effort((*BRISK.options, _LIGHT))
+FEW = 2**15  # numbers in the largest operand, up to which a program runs so shortly
+
+
+@cache
+def _find_known():
+    """Returns the names of the options of all efforts that XLA knows."""
+    every = dict(QUICK.options)
+    if _compiles(every):
+        return tuple(every)
+    return tuple(name for name, value in every.items() if _compiles({name: value}))
+
+
+def _compiles(options):
+    try:
+        double = jax.jit(lambda number: number + number, compiler_options=options)
+        double.lower(np.float32(0)).compile()
+    except Exception:  # the class of the error depends on the version
+        return False
+    return True
+
 
 MOST_PROGRAMS = 64  # a program that sorts rows takes up to 600 mappings
 SMALL = 4
@@ -98,7 +144,7 @@ def compiled(
       function: called as ``function(*static, *operands)``; operands may be traced.
       static: hashable arguments.
       donate: which operands the program may overwrite with its results.
-      effort: of :mod:`jboost.entry.efforts`, unless the program becomes part of
+      effort: of :mod:`jboost.entry.programs`, unless the program becomes part of
         another one; None for programs without a loss.
       small: whether the program is small, so that more such programs are kept.
     """

@@ -25,10 +25,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, ArrayLike
 
-from jboost.entry.devices import is_on_cpu
-from jboost.entry.efforts import FEW, FULL, QUICK, WHOLE
-from jboost.entry.programs import compiled
-from jboost.entry.results import fetch
+from jboost.entry.context import is_on_cpu
+from jboost.entry.decorators import fetch
+from jboost.entry.programs import FEW, FULL, QUICK, WHOLE, compiled
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")

@@ -15,14 +15,14 @@ from jaxtyping import ArrayLike, Float, Shaped
 
 from jboost.entry import checks, feature_checks
 from jboost.entry.decorators import on_host
-from jboost.entry.representation import show, show_fields
+from jboost.entry.messages import show, show_fields
 from jboost.model.ensemble import Model, read_model
 from jboost.model.predicting import predict
 from jboost.model.wide_thresholds import warn_of_float32
 from jboost.tables.columns import is_gap
 from jboost.tables.frames import read_frame
+from jboost.tables.groups import list_orders
 from jboost.tables.offsets import read_offset
-from jboost.tables.orders import list_orders
 from jboost.tables.targets import check_weights
 
 DependenceKind = Literal["average", "individual", "both"]

@@ -19,9 +19,8 @@ from jboost.boosting.reports import mean_loss
 from jboost.boosting.state import Data
 from jboost.entry import checks
 from jboost.entry.decorators import on_host
-from jboost.entry.packages import import_pandas
+from jboost.entry.messages import MOST_LINES, cut, import_pandas, show
 from jboost.entry.programs import compiled
-from jboost.entry.representation import MOST_LINES, cut, show
 from jboost.metrics import MAXIMIZED
 from jboost.model.ensemble import Model, read_model
 from jboost.model.nodes import Nodes
@@ -32,8 +31,7 @@ from jboost.objective.tracing import trace_loss
 from jboost.tables.domains import check_domain
 from jboost.tables.frames import read_frame
 from jboost.tables.targets import check_targets, check_weights
-from jboost.training.metric_calls import evaluate_metric
-from jboost.training.metric_checks import try_metrics
+from jboost.training.metrics import evaluate_metric, try_metrics
 from jboost.training.scoring import (
     bind_metrics,
     check_metrics,

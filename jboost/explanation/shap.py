@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Exact SHAP values of trees: the contribution of each feature to a score.
-
-In: a trained model or tree, and rows. Out: one number per row and feature
-(ShapValues), or per row and pair of features; these sum to the row's score.
-"""
+"""SHAP values of trees."""
 
 import math
 from dataclasses import replace
@@ -13,25 +9,392 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
-from jaxtyping import Array, ArrayLike, Float, Shaped
+from jaxtyping import Array, ArrayLike, Bool, Float, Int32, Shaped
 
 from jboost.entry import checks
-from jboost.entry.available_memory import require_memory
 from jboost.entry.decorators import traceable
+from jboost.entry.memory import require_memory
+from jboost.entry.messages import show_fields
 from jboost.entry.programs import compiled
-from jboost.entry.representation import show_fields
-from jboost.explanation.attributions import explain, make_points, mean_values
 from jboost.kernels import shap_cpu
-from jboost.kernels.library import takes_implementation
-from jboost.kernels.predict_cpu import Trees, as_rows
+from jboost.kernels.library import choose, takes_implementation
+from jboost.kernels.predict_cpu import Rows, Trees, as_rows
 from jboost.kernels.shap_cpu import borrow_rows
+from jboost.kernels.varying import vary
 from jboost.model.ensemble import Model, read_model
 from jboost.model.preparing import prepare
 from jboost.model.scores import code_columns, read_trees, to_host
 from jboost.model.sparse_blocks import keep_used_features, run_in_blocks
 from jboost.model.wide_thresholds import match_wide
+from jboost.numerics.floats import flush_denormals
+from jboost.tables.categories import goes_left
 from jboost.tables.offsets import read_offset
 from jboost.tables.sparse import is_sparse
+
+_BLOCK_CELLS = 2**21  # numbers in one array of a block of rows: 8 MiB
+
+
+class Points(NamedTuple):
+    """Quadrature on [0, 1]: where an integrand is evaluated, and the weights."""
+
+    abscissa: Float[np.ndarray, " P"]
+    weight: Float[np.ndarray, " P"]
+
+
+def make_points(max_depth: int, num_features: int) -> Points:
+    """Returns enough points to be exact for all paths of trees of this depth."""
+    degree = max(1, min(max_depth, num_features))
+    abscissa, weight = np.polynomial.legendre.leggauss((degree + 1) // 2)
+    return Points(
+        ((abscissa + 1) / 2).astype(np.float32), (weight / 2).astype(np.float32)
+    )
+
+
+class Edges(NamedTuple):
+    """A tree of M nodes, each described by the edge that leads to it.
+
+    A row follows an edge "openly" if it follows the path at all splits on the edge's
+    feature down to there; an edge is "shut" for other rows.
+
+    Attributes:
+      order: all nodes except the root, parents before their children.
+      parent: 0 for the root and for nodes that no edge leads to.
+      above: the nearest node above whose edge tests the same feature; the root, whose
+        edge counts as open for all rows, if there is none.
+      feature: the feature that the edge tests.
+      is_left: whether the edge leads to a left child.
+      value: of a leaf, else 0.
+      share: the fraction of the parent's cover.
+      gain_open, gain_shut: the factor by which the edge multiplies the product, for
+        rows for which it is open, and for rows for which it is shut but ``above`` is
+        open.
+      change_open, change_shut: the change of (o_i - z_i) / factor_i at the edge, for
+        the same two kinds of rows.
+    """
+
+    order: Int32[Array, "M-1"]
+    parent: Int32[Array, " M"]
+    above: Int32[Array, " M"]
+    feature: Int32[Array, " M"]
+    is_left: Bool[Array, " M"]
+    value: Float[Array, " M"]
+    share: Float[Array, " M"]
+    gain_open: Float[Array, "M P"]
+    gain_shut: Float[Array, "M P"]
+    change_open: Float[Array, "M P"]
+    change_shut: Float[Array, "M P"]
+
+
+def explain(
+    rows: Rows,
+    trees: Trees,
+    leaf_value: Float[Array, "R K L"],
+    cover: Float[Array, "R K L"],
+    *,
+    max_depth: int,
+    pairs: bool,
+) -> Float[Array, "N *F K"]:
+    """Computes Shapley values [N, F, K], or interactions [N, F, F, K] of ``pairs``."""
+    points = make_points(max_depth, rows.num_features)
+
+    def in_xla(rows, trees, leaf_value, cover):
+        leaves = leaf_value, cover
+        return _explain_in_xla(
+            rows, trees, leaves, points, max_depth=max_depth, pairs=pairs
+        )
+
+    def on_cpu(rows, trees, leaf_value, cover):
+        return shap_cpu.explain(
+            rows, trees, leaf_value, cover, *points, max_depth=max_depth, pairs=pairs
+        )
+
+    # The CPU kernels recurse over the tree, which limits its depth.
+    deep = max_depth > shap_cpu.DEEPEST
+    run = in_xla if deep else choose(cpu=on_cpu, xla=in_xla)
+    return run(rows, trees, leaf_value, cover)
+
+
+def _explain_in_xla(rows, trees, leaves, points, *, max_depth, pairs):
+    """Computes the same in plain XLA; this is the reference for the CPU kernels.
+
+    Processes rows in blocks to bound memory. Each block needs arrays [M, P, rows] and,
+    for interactions, [K, F, F, rows]; it has as many rows as fit in 8 MiB, at least
+    one.
+    """
+    num_features = rows.num_features
+    columns = flush_denormals(rows.matrix()).T
+    cells = points.abscissa.size * 2 ** (max_depth + 1)
+    if trees.left_child is not None:
+        cells = points.abscissa.size * trees.feature.shape[2]
+    if pairs:
+        cells = max(cells, num_features**2 * leaves[0].shape[1])
+    size = max(1, min(rows.num_rows, _BLOCK_CELLS // cells))
+    short = -rows.num_rows % size
+    blocks = jnp.pad(columns, ((0, 0), (0, short))).reshape(num_features, -1, size)
+    num_rounds, num_scores = leaves[0].shape[:2]
+
+    def explain_block(block):
+        def add_tree(total, step):
+            score, tree, value, cover = step
+            own = _explain_tree(tree, value, cover, block, points, max_depth, pairs)
+            return total.at[score].add(own), None
+
+        # A scan, not vmap over trees: vmap would turn the updates of single nodes
+        # into scatters, which are slow.
+        own = trees.of_scores(num_scores), *leaves
+        flat = jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), own)
+        score = jnp.tile(jnp.arange(num_scores, dtype=jnp.int32), num_rounds)
+        shape = (num_features,) * (2 if pairs else 1)
+        start = vary(jnp.zeros((num_scores, *shape, size), jnp.float32), block)
+        return jax.lax.scan(add_tree, start, (score, *flat))[0]
+
+    found = jax.lax.map(explain_block, jnp.swapaxes(blocks, 0, 1))
+    found = jnp.moveaxis(found, (1, -1), (-1, 1))  # blocks, rows, features, K
+    return found.reshape(-1, *found.shape[2:])[: rows.num_rows]
+
+
+def mean_values(
+    trees: Trees,
+    leaf_value: Float[Array, "R K L"],
+    cover: Float[Array, "R K L"],
+    *,
+    max_depth: int,
+) -> Float[Array, " K"]:
+    """Returns each score's sum over trees of the mean leaf value, weighted by cover."""
+
+    def mean(trees, value, cover):
+        links = _link(trees, value, cover)
+        share, value = _shares(links, max_depth), links.value
+
+        def gather(_, value):
+            below = (share * value)[links.left], (share * value)[links.right]
+            return jnp.where(links.is_leaf, links.value, below[0] + below[1])
+
+        return jax.lax.fori_loop(0, max_depth, gather, value)[0]
+
+    trees = trees.of_scores(leaf_value.shape[1])
+    return jnp.sum(jax.vmap(jax.vmap(mean))(trees, leaf_value, cover), axis=0)
+
+
+class _Links(NamedTuple):
+    """A tree of M nodes; see Trees. A leaf is its own child on both sides."""
+
+    left: Int32[Array, " M"]
+    right: Int32[Array, " M"]
+    is_leaf: Bool[Array, " M"]
+    is_split: Bool[Array, " M"]
+    feature: Int32[Array, " M"]
+    value: Float[Array, " M"]
+    cover: Float[Array, " M"]
+
+
+def _link(tree, leaf_value, leaf_cover):
+    """Converts trees in heap order and linked trees to one form; leaves are nodes."""
+    is_split = ~((tree.threshold == np.inf) & tree.missing_left)
+    if tree.left_child is None:
+        inner = tree.feature.shape[0]
+        node = jnp.arange(2 * inner + 1, dtype=jnp.int32)
+        left = jnp.where(node < inner, 2 * node + 1, node)
+        above = jnp.zeros(inner, jnp.float32)
+        value, cover = (jnp.concatenate([above, a]) for a in (leaf_value, leaf_cover))
+        grow = ((0, inner + 1),)
+        is_split, feature = jnp.pad(is_split, grow), jnp.pad(tree.feature, grow)
+    else:
+        left, value, cover = tree.left_child, leaf_value, leaf_cover
+        node = jnp.arange(left.shape[0], dtype=jnp.int32)
+        feature = tree.feature
+    is_leaf = left == node
+    right = jnp.where(is_leaf, node, left + 1)
+    value, cover = (jnp.where(is_leaf, array, 0) for array in (value, cover))
+    return _Links(left, right, is_leaf, is_split, feature, value, cover)
+
+
+def _shares(links, max_depth):
+    """Returns each node's fraction of its parent's cover.
+
+    If the parent's cover is 0, both children get one half. A node that is not split
+    sends all rows to the left.
+    """
+
+    def gather(_, cover):
+        right = jnp.where(links.is_split, cover[links.right], 0)
+        below = cover[links.left] + right
+        return jnp.where(links.is_leaf, links.cover, below)
+
+    cover = jax.lax.fori_loop(0, max_depth, gather, links.cover)
+    whole = jnp.where(cover > 0, cover, 1)
+
+    def share(child, unsplit):
+        own = jnp.where(cover > 0, cover[child] / whole, 0.5)
+        own = jnp.where(links.is_split, own, unsplit)
+        return _to_children(links, own, child)
+
+    return share(links.left, 1.0) + share(links.right, 0.0)
+
+
+def _to_children(links, values, child):
+    """Copies values of inner nodes to their left or right children; 0 elsewhere."""
+    index = jnp.where(links.is_leaf, child.shape[0], child)
+    return jnp.zeros_like(values).at[index].set(values, mode="drop")
+
+
+def _make_edges(tree, leaf_value, leaf_cover, points, max_depth):
+    """Computes the Edges of one tree."""
+    links = _link(tree, leaf_value, leaf_cover)
+    node = jnp.arange(links.left.shape[0], dtype=jnp.int32)
+    parent = _to_children(links, node, links.left)
+    parent += _to_children(links, node, links.right)
+    has_edge = (links.left[parent] == node) | (links.right[parent] == node)
+    has_edge &= node > 0
+    feature, share = links.feature[parent], _shares(links, max_depth)
+
+    def climb(_, state):
+        """Moves up one edge, until an edge tests the same feature; counts depth."""
+        above, index, depth = state
+        found = (above > 0) & (feature[above] == feature)
+        above = jnp.where(found, above, parent[above])
+        depth += (index > 0).astype(jnp.int32)
+        return above, parent[index], depth
+
+    state = (parent, node, jnp.zeros_like(node))
+    above, _, depth = jax.lax.fori_loop(0, max_depth, climb, state)
+    order = jnp.argsort(depth, stable=True)[1:].astype(jnp.int32)
+    whole = jax.lax.fori_loop(
+        0, max_depth, lambda _, z: jnp.where(node > 0, share * z[above], 1.0),
+        jnp.ones_like(share),
+    )  # fmt: skip
+    part, before = whole[:, None], whole[above][:, None]
+    t = points.abscissa[None]
+    factor, last = part * (1 - t) + t, before * (1 - t) + t
+    return Edges(
+        order=order,
+        parent=parent,
+        above=above,
+        feature=feature,
+        is_left=links.left[parent] == node,
+        value=jnp.where(has_edge | (node == 0), links.value, 0),
+        share=share,
+        gain_open=factor / last,
+        gain_shut=part * (1 - t) / last,
+        # Differences between an edge and the one above it on the feature. The terms
+        # (o - z) / factor are (1 - z) / factor if open and -z / (z (1 - t)) if shut.
+        change_open=(before - part) / (factor * last),
+        change_shut=-1 / ((1 - t) * last),
+    )
+
+
+def _explain_tree(tree, leaf_value, cover, columns, points, max_depth, pairs):
+    """Returns the contributions of one tree, [F, N] or [F, F, N]."""
+    edges = _make_edges(tree, leaf_value, cover, points, max_depth)
+    open_, product = _go_down(edges, _decide(tree, columns), points)
+    run = _add_pairs if pairs else _add_values
+    return run(edges, open_, product, columns.shape[0], max_depth)
+
+
+def _decide(tree, columns):
+    """Returns whether each row goes left at each node, [I, N]."""
+
+    def decide(feature, threshold, missing_left, left_codes):
+        value = columns[feature]
+        left = value <= threshold
+        if left_codes is not None:
+            code = jnp.nan_to_num(value, posinf=0, neginf=0).astype(jnp.int32)
+            sets = jnp.broadcast_to(left_codes, (*code.shape, *left_codes.shape))
+            left = jnp.where(jnp.isnan(threshold), goes_left(sets, code), left)
+        return jnp.where(jnp.isnan(value), missing_left, left)
+
+    return jax.vmap(decide)(*tree[:4])
+
+
+def _go_down(edges, left, points):
+    """Returns whether edges are open, [M, N], and products of factors, [M, P, N]."""
+    num_nodes, num_rows = edges.parent.shape[0], left.shape[1]
+    start = jnp.broadcast_to(points.weight[:, None], (points.weight.size, num_rows))
+
+    def step(state, node):
+        open_, product = state
+        parent, above = edges.parent[node], open_[edges.above[node]]
+        own = above & (left[parent] == edges.is_left[node])
+        gain = jnp.where(
+            own[None], edges.gain_open[node][:, None], edges.gain_shut[node][:, None]
+        )
+        gain = jnp.where(above[None], gain, edges.share[node])
+        return (
+            open_.at[node].set(own),
+            product.at[node].set(product[parent] * gain),
+        ), None
+
+    open_ = vary(jnp.ones((num_nodes, num_rows), bool), left)
+    product = vary(jnp.zeros((num_nodes, *start.shape), jnp.float32), left)
+    product = product.at[0].set(start)
+    return jax.lax.scan(step, (open_, product), edges.order)[0]
+
+
+def _changes(edges, open_, node):
+    """Returns the change of (o_i - z_i) / factor_i at an edge, [P, N]."""
+    own, above = open_[node][None], open_[edges.above[node]][None]
+    shut = jnp.where(above, edges.change_shut[node][:, None], 0)
+    return jnp.where(own, edges.change_open[node][:, None], shut)
+
+
+def _add_values(edges, open_, product, num_features, max_depth):
+    """Sums over leaves, from the last edge up to the root; returns [F, N]."""
+    del max_depth
+
+    def step(state, node):
+        values, sums = state
+        change = jnp.sum(_changes(edges, open_, node) * sums[node], axis=0)
+        values = values.at[edges.feature[node]].add(change)
+        return (values, sums.at[edges.parent[node]].add(sums[node])), None
+
+    values = vary(jnp.zeros((num_features, open_.shape[1]), jnp.float32), product)
+    sums = product * edges.value[:, None, None]
+    return jax.lax.scan(step, (values, sums), edges.order, reverse=True)[0][0]
+
+
+def _add_pairs(edges, open_, product, num_features, max_depth):
+    """Sums over leaves for pairs of an edge and one above it; returns [F, F, N].
+
+    phi_ij = v (o_i - z_i) (o_j - z_j) / 2 integral prod_{k != i, j} (...) dt for i != j
+    (Lundberg et al. 2020, eq. 3). The diagonal holds the rest of phi_i.
+    """
+    node = jnp.arange(edges.parent.shape[0], dtype=jnp.int32)
+    all_changes = jax.vmap(lambda node: _changes(edges, open_, node))(node)
+    all_changes = all_changes.at[0].set(0)
+
+    def step(state, node):
+        halves, values, sums = state
+        own = all_changes[node] * sums[node]
+        values = values.at[edges.feature[node]].add(jnp.sum(own, axis=0))
+
+        def add_above(_, state):
+            halves, other = state
+            both = jnp.sum(all_changes[other] * own, axis=0) / 2
+            index = edges.feature[other], edges.feature[node]
+            both = jnp.where(index[0] == index[1], 0, both)
+            return halves.at[index].add(both), edges.parent[other]
+
+        above = (halves, edges.parent[node])
+        halves, _ = jax.lax.fori_loop(0, max_depth - 1, add_above, above)
+        return (halves, values, sums.at[edges.parent[node]].add(sums[node])), None
+
+    size = open_.shape[1]
+    start = (
+        vary(jnp.zeros((num_features, num_features, size), jnp.float32), product),
+        vary(jnp.zeros((num_features, size), jnp.float32), product),
+        product * edges.value[:, None, None],
+    )
+    halves, values, _ = jax.lax.scan(step, start, edges.order, reverse=True)[0]
+    return fill_diagonal(halves + jnp.swapaxes(halves, 0, 1), values)
+
+
+def fill_diagonal(
+    pairs: Float[Array, "F F N"], values: Float[Array, "F N"]
+) -> Float[Array, "F F N"]:
+    """Sets the diagonal so that the rows of interactions sum to the values."""
+    index = jnp.arange(values.shape[0], dtype=jnp.int32)
+    return pairs.at[index, index].set(values - jnp.sum(pairs, axis=1))
+
 
 Cover = Literal["auto", "weight", "curvature"]
 COVERS = ("auto", "weight", "curvature")

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from jboost.entry.decorators import on_host
-from jboost.entry.packages import import_pandas
+from jboost.entry.messages import import_pandas
 from jboost.explanation.importance import measure_nodes
 from jboost.model.ensemble import Model, read_model
 from jboost.model.nodes import LEAF

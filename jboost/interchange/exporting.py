@@ -18,7 +18,7 @@ from jaxtyping import Array, Float
 
 from jboost.entry import checks
 from jboost.entry.decorators import on_host
-from jboost.entry.representation import show
+from jboost.entry.messages import show
 from jboost.model.containers import replace_file
 from jboost.model.ensemble import Ensemble, check_model
 from jboost.model.predicting import predict

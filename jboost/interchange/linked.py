@@ -1,27 +1,247 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Converts lists of nodes, the tree format of other libraries, to and from Ensembles.
+"""Models of other libraries as linked trees."""
 
-In: trees, each a list of nodes. Out: an Ensemble. The reverse direction returns the
-nodes of an Ensemble, without the unused ones.
-"""
-
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jaxtyping import Float, Float32, UInt32
+from jaxtyping import Float, Float32, Int, UInt32
 
-from jboost.interchange.category_sets import CategorySplit, check_growth
-from jboost.interchange.wide_features import find_wide_features
+from jboost.codes.category_codes import MOST_CELLS, MOST_VALUES
+from jboost.model.containers import FileError
 from jboost.model.ensemble import Ensemble, Links
 from jboost.model.files import check_contents
 from jboost.model.nodes import Nodes
 from jboost.model.sorting import sort_nodes, take_tree
 from jboost.model.wide_thresholds import pack_float64
-from jboost.tables.categories import Categories
+from jboost.tables.categories import WORD, Categories, Category
 from jboost.tables.sparse import Absent
 from jboost.trees.tree import LeafSums
+
+_DAMAGE = (
+    ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError,
+)  # fmt: skip
+
+
+class ForeignError(ValueError):
+    """A valid model that cannot be converted.
+
+    The message is a predicate: :func:`report_failures` puts the model's name before it.
+    """
+
+
+@contextmanager
+def report_failures(name: str, library: str) -> Iterator[None]:
+    """Raises a FileError if the code in the context fails to read a model.
+
+    Args:
+      name: the name of the file, or the type of the model in memory.
+      library: the library that made the model.
+
+    Raises:
+      FileError: the model is damaged, of another kind, or cannot be converted.
+    """
+    try:
+        yield
+    except ForeignError as error:
+        raise FileError(f"{name} {error}") from None
+    except _DAMAGE as error:
+        raise FileError(
+            f"{name} is not a model of {library}, or it is damaged: "
+            f"{type(error).__name__}: {error}"
+        ) from None
+
+
+_SHARED = 1  # the code of all values that no split lists; 0 means missing
+_MOST_BYTES = 2**28  # arrays up to this size are always allowed
+_MOST_GROWTH = 256  # the most bytes of arrays per byte of the trees in the file
+
+
+class CategorySplit(NamedTuple):
+    """Describes a split that lists values.
+
+    Attributes:
+      tree, node: indices of the tree and of its node; trees are numbered in the order
+        of rounds, K per round.
+      feature: index of the feature.
+      values: the values that the split lists.
+      goes_left: True if the listed values go left and all other known values go right;
+        False for the reverse.
+    """
+
+    tree: int
+    node: int
+    feature: int
+    values: Int[np.ndarray, " n"]
+    goes_left: bool
+
+
+class KnownValues(NamedTuple):
+    """Holds the categories of a feature; all other values count as missing.
+
+    Attributes:
+      length: categories are integers in [0, length).
+      listed: the categories, or None if all integers in [0, length) are categories.
+    """
+
+    length: int
+    listed: Int[np.ndarray, " n"] | None = None
+
+
+def code_splits(
+    splits: Sequence[CategorySplit],
+    known: Mapping[int, KnownValues],
+    values: Mapping[int, tuple[Category, ...]],
+) -> tuple[Categories | None, UInt32[np.ndarray, "S W"]]:
+    """Assigns codes to values and returns the codes that go left at each split.
+
+    Args:
+      splits: the categorical splits of all trees.
+      known: the categories of each categorical feature; its length exceeds every value
+        that the splits list.
+      values: the categories that the integers 0, 1, ... represent, for the features
+        where they are known.
+
+    Returns:
+      The categories, and one set of codes (a bit mask) per split. If no feature is
+      categorical: None, and an array of size 0.
+
+    Raises:
+      ValueError: a value or the resulting arrays would be too large.
+    """
+    if not known:
+        return None, np.zeros((0, 0), np.uint32)
+    features = tuple(sorted(known))
+    size = max(1, *(each.length for each in known.values()))
+    _check_table(known, features, size)
+    listed: dict[int, list[np.ndarray]] = {feature: [] for feature in features}
+    for split in splits:
+        listed[split.feature].append(split.values)
+    codes = np.zeros((len(features), size), np.int32)
+    for row, feature in zip(codes, features, strict=True):
+        each = known[feature]
+        row[slice(each.length) if each.listed is None else each.listed] = _SHARED
+        own = np.unique(np.concatenate([*listed[feature], np.zeros(0, int)]))
+        row[own] = _SHARED + 1 + np.arange(own.size)
+    rows = dict(zip(features, codes, strict=True))
+    names = tuple(values.get(feature) for feature in features)
+    named = any(name is not None for name in names)
+    categories = Categories(
+        codes=codes, features=features, values=names if named else None
+    )
+    return categories, _pack_sets(splits, rows, int(codes.max()) // WORD + 1)
+
+
+def _check_table(known, features, size):
+    """Checks the limits that training has, before memory is allocated."""
+    if size > MOST_VALUES:
+        worst = max(features, key=lambda feature: known[feature].length)
+        raise ForeignError(
+            f"must have categories below {MOST_VALUES}, because float32 cannot "
+            f"represent all larger integers, got {size - 1} in feature {worst}; "
+            "renumber the categories before training"
+        )
+    if size * len(features) > MOST_CELLS:
+        raise ForeignError(
+            "must have a product of the number of categorical features and the number "
+            f"of categories of at most {MOST_CELLS}, got {len(features)} features and "
+            f"{size} categories; renumber the categories before training"
+        )
+
+
+def _pack_sets(splits, rows, num_words):
+    """Packs the codes that go left at each split into 32-bit words."""
+    # Every set is as wide as the largest one, so a small file could need much memory.
+    held = 8 * sum(split.values.size for split in splits)
+    check_growth(4 * len(splits) * num_words, held)
+    words = np.zeros((len(splits), num_words), np.uint32)
+    most = {feature: int(row.max()) for feature, row in rows.items()}
+    for own, split in zip(words, splits, strict=True):
+        bits = np.zeros(num_words * WORD, bool)
+        # Code 0 (missing) stays unset: nodes have a separate flag for missing values.
+        bits[1 : most[split.feature] + 1] = not split.goes_left
+        bits[rows[split.feature][split.values]] = split.goes_left
+        own[:] = np.packbits(bits, bitorder="little").view("<u4")
+    return words
+
+
+def check_growth(needed: int, held: int) -> None:
+    """Checks that arrays are not many times larger than the data in the file.
+
+    All trees share arrays of one shape. A file with one large tree and many small ones
+    could thus need far more memory than its own size, and exhaust the memory of the
+    process that reads it.
+
+    Args:
+      needed: size of the arrays in bytes.
+      held: size of the trees in the file in bytes.
+
+    Raises:
+      ValueError: the arrays would be too large.
+    """
+    if needed > max(_MOST_BYTES, _MOST_GROWTH * held):
+        raise ValueError(
+            f"its trees must fit into arrays of at most {_MOST_GROWTH} times their own "
+            f"size of {held} bytes, got {needed} bytes"
+        )
+
+
+def list_values(
+    categories: Categories, feature: int, words: UInt32[np.ndarray, " W"]
+) -> tuple[Int[np.ndarray, " n"], Int[np.ndarray, " m"], Int[np.ndarray, " u"]]:
+    """Returns the values that go left at a split, go right, and are not known."""
+    row = np.asarray(categories.codes)[categories.features.index(feature)]
+    bits = np.unpackbits(words.astype("<u4").view(np.uint8), bitorder="little")
+    left = (row < bits.size) & (bits[np.minimum(row, bits.size - 1)] == 1)
+    known = row > 0
+    right = np.flatnonzero(known & ~left)
+    return np.flatnonzero(known & left), right, np.flatnonzero(~known)
+
+
+_WHOLE = 2.0**24  # float32 cannot hold all whole numbers from here on
+# Thresholds are that many float32 numbers apart, or a share of the values between them
+# that matters (up to 1 / 2^11 on average) is rounded to the other side.
+_LEAST_STEPS = 2.0**10
+_BINS = 255  # as many bins share the range of a column by default
+_TINIEST = float(np.finfo(np.float32).tiny)
+
+
+def find_wide_features(
+    feature: Int[np.ndarray, " n"],
+    threshold: Float[np.ndarray, " n"],
+    ranges: Mapping[int, tuple[float, float]],
+) -> list[int]:
+    """Returns the features with a threshold, or a gap, that asks for float64.
+
+    A threshold does if it is 2^24 or more in size, and the gap between two thresholds
+    if it is smaller than 1024 float32 numbers. So does the range of a column if one of
+    255 parts of it is: there may be few thresholds.
+
+    Args:
+      feature, threshold: of all numeric splits.
+      ranges: the least and the largest value of features, where they are known.
+    """
+    found = []
+    for index in np.unique(feature).tolist():
+        own = np.unique(threshold[feature == index])
+        own = own[np.isfinite(own)]
+        ends = np.array(ranges.get(index, ()), float)
+        narrow = _is_narrow(own) or (ends.size and _is_narrow(ends, _BINS))
+        if narrow or np.any(np.abs(own) >= _WHOLE):
+            found.append(index)
+    return found
+
+
+def _is_narrow(values, parts=1):
+    """Returns whether a gap, in equal parts, is smaller than it may be."""
+    size = np.maximum(np.abs(values[1:]), np.abs(values[:-1]))
+    with np.errstate(over="ignore", invalid="ignore"):
+        step = np.maximum(np.spacing(size.astype(np.float32)), _TINIEST)
+        gap = np.diff(values) / parts
+    return bool(np.any((gap < _LEAST_STEPS * step) & (gap > 0)))
+
 
 # Trees up to this depth are stored in heap order, whose prediction kernel is faster.
 # Deeper heaps would spend too much memory on unused nodes.

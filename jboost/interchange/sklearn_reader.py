@@ -10,9 +10,16 @@ import numpy as np
 from jaxtyping import Float
 
 from jboost.entry.decorators import on_host
-from jboost.interchange.category_sets import CategorySplit, KnownValues, code_splits
-from jboost.interchange.failures import ForeignError, report_failures
-from jboost.interchange.linked import build_ensemble, place_sets, round_down
+from jboost.interchange.linked import (
+    CategorySplit,
+    ForeignError,
+    KnownValues,
+    build_ensemble,
+    code_splits,
+    place_sets,
+    report_failures,
+    round_down,
+)
 from jboost.model.ensemble import Ensemble
 from jboost.model.nodes import LEAF, Nodes
 

@@ -15,11 +15,16 @@ from jaxtyping import Float, Float32
 
 from jboost.codes.category_codes import MOST_VALUES
 from jboost.entry.decorators import on_host
-from jboost.interchange.category_sets import CategorySplit, KnownValues, code_splits
-from jboost.interchange.failures import ForeignError, report_failures
-from jboost.interchange.linked import build_ensemble, place_sets
-from jboost.interchange.ubjson import read_ubjson
-from jboost.interchange.xgboost_categories import read_categories
+from jboost.interchange.linked import (
+    CategorySplit,
+    ForeignError,
+    KnownValues,
+    build_ensemble,
+    code_splits,
+    place_sets,
+    report_failures,
+)
+from jboost.interchange.xgboost_format import read_categories, read_ubjson
 from jboost.model.ensemble import Ensemble, truncate
 from jboost.model.nodes import LEAF, Nodes
 

@@ -16,11 +16,13 @@ import numpy as np
 
 from jboost.entry import checks
 from jboost.entry.decorators import on_host
-from jboost.entry.representation import show
-from jboost.interchange.category_sets import list_values
-from jboost.interchange.linked import list_trees
-from jboost.interchange.ubjson import write_ubjson
-from jboost.interchange.xgboost_categories import CategoryNames, describe_categories
+from jboost.entry.messages import show
+from jboost.interchange.linked import list_trees, list_values
+from jboost.interchange.xgboost_format import (
+    CategoryNames,
+    describe_categories,
+    write_ubjson,
+)
 from jboost.interchange.xgboost_reader import LOG, LOGIT, link
 from jboost.model.containers import replace_file
 from jboost.model.ensemble import Ensemble, check_model

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jboost.entry.warning import warn_user
+from jboost.entry.messages import warn_user
 from jboost.kernels import cuda_compiler
 from jboost.kernels.loading import LIBRARY
 from jboost.kernels.sums_cuda import sum_keys

@@ -70,7 +70,7 @@ class GrownTree(NamedTuple):
 def split_pairs(
     pairs: Complex64[Array, " N"], weights: Float[Array, " N"]
 ) -> tuple[Float[Array, " N"], Float[Array, " N"], Bool[Array, ""]]:
-    """See :func:`jboost.boosting.pairs.take_parts`; equal to it."""
+    """See :func:`jboost.boosting.round_programs.take_parts`; equal to it."""
     values = jax.ShapeDtypeStruct(weights.shape, jnp.float32)
     results = values, values, jax.ShapeDtypeStruct((), jnp.bool_)
     return call("split_pairs", results, pairs, weights)
@@ -83,7 +83,7 @@ def weigh_rows(
     curvature: Float[Array, " N"],
     mean: Float[Array, ""],
 ) -> tuple[Float[Array, " N"], Float[Array, " N"], UInt8[Array, " N"]]:
-    """See :func:`jboost.boosting.structure.weigh_rows`; equal to it bit for bit."""
+    """See :func:`jboost.boosting.round.weigh_rows`; equal to it bit for bit."""
     shape = weights.shape
     values = jax.ShapeDtypeStruct(shape, jnp.float32)
     results = values, values, jax.ShapeDtypeStruct(shape, jnp.uint8)
@@ -178,7 +178,7 @@ def grow_sorted_tree(
     *,
     sizes: SortedSizes,
 ) -> GrownTree:
-    """Grows a whole tree on sorted rows; see :mod:`jboost.trees.sorted_growth`.
+    """Grows a whole tree on sorted rows; see :mod:`jboost.trees.exact_growth`.
 
     Args:
       codes: the columns, of any width, and the rows in order of each one.

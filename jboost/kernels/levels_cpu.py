@@ -164,7 +164,7 @@ def start_rows(
 
     Args:
       in_bag: how many times each row counts; 0 for rows outside the bag.
-      scale, stochastic: see :class:`jboost.numerics.fixed_point.FixedPoint`.
+      scale, stochastic: see :class:`jboost.numerics.exact.FixedPoint`.
       first_row: the number of the part's first row.
       uniform: all rows in the bag have the same curvature; its integer is 1.
       into: NumPy arrays that are overwritten with the result.

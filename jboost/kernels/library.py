@@ -19,11 +19,14 @@ import jax
 import numpy as np
 from jaxtyping import ArrayLike
 
+from jboost.entry.context import (
+    current_implementation,
+    default_platform,
+    runs_on_cpu,
+    use_implementation,
+)
 from jboost.entry.decorators import is_tracing
-from jboost.entry.devices import default_platform, runs_on_cpu
-from jboost.entry.implementation import current_implementation, use_implementation
-from jboost.entry.representation import show
-from jboost.entry.warning import warn_user
+from jboost.entry.messages import show, warn_user
 from jboost.kernels import cuda_ready
 from jboost.kernels.loading import LIBRARY, find_handler
 from jboost.kernels.varying import vary

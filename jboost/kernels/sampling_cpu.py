@@ -2,7 +2,7 @@
 """Random subsets by the CPU kernel of native/sampling.h.
 
 In: a seed, what may be chosen, a fraction. Out: the mask of
-``jboost.numerics.sampling``, to the bit.
+``jboost.numerics.random``, to the bit.
 """
 
 import jax
@@ -15,6 +15,6 @@ from jboost.kernels.library import call
 def sample(
     seed: UInt32[Array, "2"], eligible: Bool[Array, " N"], fraction: Float[Array, ""]
 ) -> Bool[Array, " N"]:
-    """See :func:`jboost.numerics.sampling.sample`."""
+    """See :func:`jboost.numerics.random.sample`."""
     result = jax.ShapeDtypeStruct(eligible.shape, jnp.bool_)
     return call("sample", result, seed, eligible, fraction)

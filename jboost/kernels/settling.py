@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 
 from jaxtyping import Array
 
-from jboost.entry.implementation import current_implementation, use_implementation
+from jboost.entry.context import current_implementation, use_implementation
 from jboost.kernels.cuda_ready import PLATFORMS, are_ready
 from jboost.kernels.library import may_run
 

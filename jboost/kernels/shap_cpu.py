@@ -3,7 +3,7 @@
 
 In: the rows of a matrix as flat memory, trees on raw thresholds, the cover of their
 leaves. Out: what features, or pairs of them, add to each score; those of
-``jboost.explanation.attributions`` in plain XLA but for rounding.
+``jboost.explanation.shap`` in plain XLA but for rounding.
 """
 
 import jax

@@ -68,7 +68,7 @@ def _make_terms(values, weights):
 
 
 def sum_rows(values, weights=None):
-    """See :func:`jboost.numerics.sums.sum_rows`."""
+    """See :func:`jboost.numerics.exact.sum_rows`."""
     greatest, others = find_greatest(values, weights)
     return join_digits(sum_digits(values, greatest, weights), greatest) + others
 
@@ -103,7 +103,7 @@ def _sum_digits_on_gpu(values, scale, weights):
 
 
 def sum_channels(group, weights, *channels, num_groups):
-    """See :func:`jboost.numerics.sums.sum_channels`."""
+    """See :func:`jboost.numerics.exact.sum_channels`."""
 
     def add(group, weights, *channels):
         if channels[0].dtype != jnp.float32:
@@ -122,13 +122,13 @@ def sum_channels(group, weights, *channels, num_groups):
 
 
 def sum_changes(group, weights, before, after, *, num_groups):
-    """See :func:`jboost.numerics.sums.sum_changes`."""
+    """See :func:`jboost.numerics.exact.sum_changes`."""
     channels = list_changes(before, after)
     return sum_channels(group, weights, *channels, num_groups=num_groups)
 
 
 def list_changes(before, after):
-    """Returns the channels of :func:`jboost.numerics.sums.sum_changes`."""
+    """Returns the channels of :func:`jboost.numerics.exact.sum_changes`."""
     return after - before, jnp.abs(after) + jnp.abs(before)
 
 

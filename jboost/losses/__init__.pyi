@@ -1,24 +1,33 @@
 # SPDX-License-Identifier: Apache-2.0
-from .adapting import (
+from .adaptive import (
     Adaptive as Adaptive,
 )
-from .adapting import (
+from .adaptive import (
     Report as Report,
 )
-from .adapting import (
+from .adaptive import (
+    Variances as Variances,
+)
+from .adaptive import (
     adaptive as adaptive,
 )
-from .adapting import (
+from .adaptive import (
+    estimate_variances as estimate_variances,
+)
+from .adaptive import (
     make_adaptive_huber as make_adaptive_huber,
 )
-from .adapting import (
+from .adaptive import (
+    make_random_intercept as make_random_intercept,
+)
+from .adaptive import (
+    predict_intercepts as predict_intercepts,
+)
+from .adaptive import (
+    random_intercept as random_intercept,
+)
+from .adaptive import (
     weighted_quantile as weighted_quantile,
-)
-from .bags import (
-    bag as bag,
-)
-from .lambdas import (
-    lambda_rank as lambda_rank,
 )
 from .likelihoods import (
     Likelihood as Likelihood,
@@ -26,29 +35,23 @@ from .likelihoods import (
 from .likelihoods import (
     likelihood as likelihood,
 )
-from .mixed_effects import (
-    Variances as Variances,
-)
-from .mixed_effects import (
-    estimate_variances as estimate_variances,
-)
-from .mixed_effects import (
-    make_random_intercept as make_random_intercept,
-)
-from .mixed_effects import (
-    predict_intercepts as predict_intercepts,
-)
-from .mixed_effects import (
-    random_intercept as random_intercept,
-)
 from .names import (
     GROUP_LOSSES as GROUP_LOSSES,
 )
 from .names import (
     LOSSES as LOSSES,
 )
+from .names import (
+    bag as bag,
+)
+from .names import (
+    sum_targets as sum_targets,
+)
 from .ranking import (
     approx_ndcg as approx_ndcg,
+)
+from .ranking import (
+    lambda_rank as lambda_rank,
 )
 from .ranking import (
     list_mle as list_mle,
@@ -124,9 +127,6 @@ from .rows import (
 )
 from .rows import (
     welsch as welsch,
-)
-from .several import (
-    sum_targets as sum_targets,
 )
 from .survival import (
     concordance as concordance,

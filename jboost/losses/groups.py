@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the losses of groups share: masks, and elementary functions with safe slopes.
-
-In: the arguments of a loss of one group. Out: arrays in which masked rows cannot do
-harm.
-"""
+"""What losses of groups share: masks, sorted rows and checks of targets."""
 
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+
+from jboost.entry.decorators import fetch
 
 
 def weigh_rows(scores, where, weights):
@@ -73,3 +74,97 @@ def softplus(x):
 def _differentiate_softplus(primals, tangents):
     (x,), (tangent,) = primals, tangents
     return softplus(x), tangent * jax.nn.sigmoid(x)
+
+
+# So that float32 can hold the sum of the gains 2^y - 1 of any number of rows.
+MOST_RELEVANCE = 100
+
+
+def check_relevances(targets: Any, real: Any, name: str) -> None:
+    """Checks that relevances have a gain 2^y - 1.
+
+    Args:
+      targets: [N].
+      real: bool [N]; other rows are not checked.
+      name: of the argument, for errors.
+
+    Raises:
+      ValueError: a relevance is NaN, negative or too large.
+    """
+    if not _is_concrete((targets, real)) or np.shape(targets) != np.shape(real):
+        return
+    targets, real = map(np.asarray, fetch((targets, real)))
+    row = _find_first(~((targets >= 0) & (targets <= MOST_RELEVANCE)) & real)
+    if row is not None:
+        raise ValueError(
+            f"{name} must contain relevances from 0 to {MOST_RELEVANCE}, whose gain is "
+            f"2^relevance - 1, got {targets[row]} in row {row}"
+        )
+
+
+def check_times(targets: Any, real: Any, name: str) -> None:
+    """Checks times and events, and times of entry where there are any.
+
+    Args:
+      targets: a mapping with ``time``, ``event`` and maybe ``entry``, [N] each.
+      real: bool [N]; other rows are not checked.
+      name: of the argument, for errors.
+
+    Raises:
+      TypeError, ValueError: a name is missing, a time is NaN, an event is neither 0 nor
+        1, or a row does not enter before its time.
+    """
+    check_names(targets, name)
+    held = {key: targets[key] for key in ("time", "event", "entry") if key in targets}
+    shapes = {np.shape(values) for values in (*held.values(), real)}
+    if not _is_concrete((held, real)) or len(shapes) > 1:
+        return
+    columns = fetch([real, *held.values()])
+    real, time, event, *entries = map(np.asarray, columns)
+    row = _find_first(np.isnan(time) & real)
+    if row is not None:
+        raise ValueError(f"{name}['time'] must not be NaN, got it in row {row}")
+    row = _find_first((event != 0) & (event != 1) & real)
+    if row is not None:
+        raise ValueError(
+            f"{name}['event'] must be 1 where the event happened and 0 where the row "
+            f"was censored, got {event[row]} in row {row}; write event == code to "
+            "choose one of several events"
+        )
+    for entry in entries:
+        row = _find_first(~(entry < time) & real)
+        if row is not None:
+            raise ValueError(
+                f"{name}['entry'] must be less than time, so that the row is at risk, "
+                f"got entry {entry[row]} and time {time[row]} in row {row}"
+            )
+
+
+def check_names(targets: Any, name: str = "targets") -> None:
+    """Checks that targets are a mapping with ``time`` and ``event``."""
+    fields = getattr(getattr(targets, "dtype", None), "names", None)
+    if fields is None and hasattr(targets, "keys"):
+        missing = {"time", "event"} - {*targets.keys()}
+        if missing:
+            raise ValueError(
+                f"{name} must have time and event, got {[*targets.keys()]}"
+            )
+        return
+    got = type(targets).__name__
+    if hasattr(targets, "shape"):
+        got = f"an array of shape {targets.shape}"
+    form = "times, event=events)"
+    if fields is not None:
+        form = "y[...], event=y[...]) with the fields of the array"
+    raise TypeError(
+        f"{name} must be a mapping with time and event, got {got}; write dict(time="
+        f"{form}"
+    )
+
+
+def _is_concrete(arrays):
+    return not any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(arrays))
+
+
+def _find_first(bad):
+    return int(np.argmax(bad)) if np.any(bad) else None

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, UInt32
 
-from jboost.entry.representation import show
+from jboost.entry.messages import show
 
 _SAMPLES = 8  # targets that are drawn for each row in a round
 

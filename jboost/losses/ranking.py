@@ -1,18 +1,93 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Losses of rankings, for the documents of one query.
+"""Losses of rankings: pairwise, listwise and LambdaRank."""
 
-In: scores [G] and targets [G], the relevance of each document (0, 1, 2, ...; larger is
-better). Out: one number. The gain of a document is 2^relevance - 1.
-"""
+from functools import partial
+from typing import Literal, get_args
 
 import jax
 import jax.numpy as jnp
+from jax import lax, nn
+from jax.custom_derivatives import SymbolicZero
 
-from jboost.losses.groups import clear, weigh_rows
-from jboost.losses.pairs import logistic_pairs
+from jboost.entry.checks import check_integer, check_word
+from jboost.losses.groups import clear, softplus, weigh_rows
 from jboost.losses.parameters import POSITIVE, built_in
-from jboost.losses.risk_sets import Ties, check_ties
-from jboost.losses.survival import cox
+from jboost.losses.survival import Ties, check_ties, cox
+
+
+@jax.custom_jvp
+def logistic_pairs(scores, weights):
+    """Returns the sum over pairs of |w_ij| log(1 + exp(-sign(w_ij) (s_i - s_j))).
+
+    Args:
+      scores: [G].
+      weights: [T, G], of all pairs that one of the first T rows belongs to: positive
+        where row i should have the higher score, negative where row j should. w_ji is
+        -w_ij; such a pair counts once.
+
+    Returns:
+      A scalar.
+    """
+    return sum_once(jnp.abs(weights) * softplus(-find_lead(scores, weights)))
+
+
+@partial(logistic_pairs.defjvp, symbolic_zeros=True)
+def _differentiate_pairs(primals, tangents):
+    (scores, weights), (moved, changed) = primals, tangents
+    tangent = jnp.zeros((), scores.dtype)
+    if not isinstance(moved, SymbolicZero):
+        tangent += jnp.sum(_find_slopes(scores, weights) * moved)
+    if not isinstance(changed, SymbolicZero):
+        lead = find_lead(scores, weights)
+        tangent += sum_once(jnp.sign(weights) * softplus(-lead) * changed)
+    return logistic_pairs(scores, weights), tangent
+
+
+@jax.custom_jvp
+def _find_slopes(scores, weights):
+    """Returns the derivative in the scores: - sum_j w_ij / (1 + exp(lead_ij))."""
+    return -_sum_by_row(weights * jax.nn.sigmoid(-find_lead(scores, weights)))
+
+
+@partial(_find_slopes.defjvp, symbolic_zeros=True)
+def _differentiate_slopes(primals, tangents):
+    (scores, weights), (moved, changed) = primals, tangents
+    share = jax.nn.sigmoid(-find_lead(scores, weights))
+    tangent = jnp.zeros_like(scores)
+    if not isinstance(moved, SymbolicZero):
+        # The only numbers that products with the Hessian need.
+        curvature = jnp.abs(weights) * share * (1 - share)
+        tangent += _sum_by_row(curvature * _subtract(moved, len(weights)))
+    if not isinstance(changed, SymbolicZero):
+        tangent -= _sum_by_row(changed * share)
+    return -_sum_by_row(weights * share), tangent
+
+
+def find_lead(scores, weights):
+    """Returns by how much the score that should be higher is, [T, G]."""
+    lead = _subtract(scores, len(weights))
+    return jnp.where(weights < 0, -lead, lead)
+
+
+def sum_once(values):
+    """Sums values [T, G] of pairs, of which those of the first T rows appear twice."""
+    first, size = values.shape
+    share = jnp.where(jnp.arange(size, dtype=jnp.int32) < first, 0.5, 1.0)
+    return jnp.sum(values * share.astype(values.dtype)[None])
+
+
+def _subtract(values, first):
+    """Returns the differences [T, G] of the first T values to all."""
+    return values[:first, None] - values[None, :]
+
+
+def _sum_by_row(values):
+    """Sums values [T, G] of pairs, where that of (j, i) is the negative, to [G]."""
+    first, size = values.shape
+    sums = jnp.sum(values, axis=1)
+    if first == size:
+        return sums
+    return jnp.concatenate([sums, -jnp.sum(values[:, first:], axis=0)])
 
 
 @built_in()
@@ -201,3 +276,109 @@ def _cross_entropy(scores, labels, real):
     sums = jnp.sum(clear(jnp.exp(scores), real))
     logsum = jnp.log(jnp.where(total > 0, sums, 1))
     return clear(logsum - jnp.sum(shares * scores), total > 0)
+
+
+Normalize = Literal["none", "scores", "sum", "both"]
+
+_COUNTED = 256  # rows up to which counting is faster than sorting in XLA on a CPU
+_MANY = 2  # times the truncation level: so many documents are sorted
+
+
+def _check_depth(name, at):
+    if at is not None:
+        check_integer(name, at, least=1)
+
+
+@built_in(at=_check_depth, normalize=partial(check_word, words=get_args(Normalize)))
+def lambda_rank(
+    scores, targets, *, where=None, at: int | None = 30, normalize: Normalize = "none"
+):
+    """Returns the sum of |change of NDCG| log(1 + exp(s_j - s_i)), y_i > y_j.
+
+    The change is that of swapping i and j in the present order: |gain_i - gain_j|
+    |discount_i - discount_j| / ideal, where gain = 2^y - 1, discount = 1 / log2(1 +
+    rank), and ideal is the largest discounted gain of the first ``at`` ranks. Only
+    pairs with a document among the first ``at`` count. Documents of equal score are
+    ranked in the order of the rows.
+
+    The weights count as constants, so the gradient of the loss are the lambdas; the
+    loss itself may rise while NDCG improves.
+
+    Args:
+      scores: [G].
+      targets: [G], relevances from 0 to 100.
+      where: bool [G], the real rows; all by default.
+      at: the truncation level; None for all ranks. Cost and memory are at x G.
+      normalize: "scores" divides each weight by 0.01 + |s_i - s_j| (unless all scores
+        are equal); "sum" multiplies the loss by log2(1 + S) / S, where S is the sum of
+        |lambda| over all pairs and both of their documents; "both" does both, as
+        LightGBM with ``lambdarank_norm`` and XGBoost with
+        ``lambdarank_score_normalization`` and ``lambdarank_normalization`` do, which
+        are their defaults.
+
+    Returns:
+      A scalar; 0 if no pair counts.
+
+    Example:
+      >>> import jax.numpy as jnp, jboost as jb
+      >>> targets = jnp.array([0, 1])
+      >>> loss = jb.losses.lambda_rank(jnp.array([0.0, 0.0]), targets)
+      >>> change = 1 - 1 / jnp.log2(3.0)
+      >>> float(loss / change / jnp.log(2.0)).__round__(4)
+      1.0
+
+    References:
+      Burges 2010, "From RankNet to LambdaRank to LambdaMART: an overview", section 4
+      and eq. 6; Wang et al. 2018, "The LambdaLoss framework", for the loss whose
+      gradient it is. The normalizations are LightGBM's (pull request 2331).
+    """
+    size = len(scores)
+    top = size if at is None else min(at, size)
+    real = weigh_rows(scores, where, None) > 0
+    gains = find_gains(targets, real)
+    ideal = find_ideal(gains, top)
+    scores = clear(scores, real)
+    keys = jnp.where(real, -lax.stop_gradient(scores), jnp.inf)
+    ranks, first = jnp.arange(size, dtype=jnp.int32), size
+    if size <= _MANY * top:
+        ranks = _find_ranks(keys)
+    else:  # the first ``top`` documents come first
+        order, first = _find_order(keys), top
+        scores, real, gains = scores[order], real[order], gains[order]
+    discounts = discount(ranks.astype(scores.dtype))
+    counts = ranks < top
+    pairs = (counts[:first, None] | counts[None, :]) & real[:first, None] & real[None]
+    change = gains[:first, None] - gains[None, :]
+    change *= jnp.abs(discounts[:first, None] - discounts[None, :])
+    change = clear(change / jnp.where(ideal > 0, ideal, 1), pairs & (ideal > 0))
+    lead = find_lead(lax.stop_gradient(scores), change)
+    return logistic_pairs(scores, _normalize(change, lead, normalize))
+
+
+def _find_ranks(keys):
+    """Returns how many rows come before each; ties in the order of the rows."""
+    row = jnp.arange(len(keys), dtype=jnp.int32)
+    key, other = keys[:, None], keys[None, :]
+    before = (other < key) | ((other == key) & (row[None, :] < row[:, None]))
+    return jnp.sum(before, axis=1, dtype=jnp.int32)
+
+
+def _find_order(keys):
+    """Returns the rows in increasing order of their keys; ties in order of the rows."""
+    size = len(keys)
+    row = jnp.arange(size, dtype=jnp.int32)
+    if size > _COUNTED:
+        return lax.sort((keys, row), num_keys=1)[1]
+    return jnp.zeros_like(row).at[_find_ranks(keys)].set(row, unique_indices=True)
+
+
+def _normalize(change, lead, normalize):
+    """Returns the weights of the pairs [T, G]; see :func:`logistic_pairs`."""
+    if normalize in ("scores", "both"):
+        spread = jnp.any((lead != 0) & (change != 0))
+        change = jnp.where(spread, change / (0.01 + jnp.abs(lead)), change)
+    if normalize in ("sum", "both"):
+        total = 2 * sum_once(jnp.abs(change) * nn.sigmoid(-lead))
+        some = jnp.where(total > 0, total, 1)
+        change *= jnp.where(total > 0, jnp.log2(1 + some) / some, 1)
+    return change

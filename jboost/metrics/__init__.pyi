@@ -14,9 +14,6 @@ from .classification import (
 from .classification import (
     second_class as second_class,
 )
-from .concordance import (
-    concordance_index as concordance_index,
-)
 from .names import (
     GROUP_METRICS as GROUP_METRICS,
 )
@@ -42,6 +39,15 @@ from .names import (
     find_metric as find_metric,
 )
 from .ranking import (
+    auc as auc,
+)
+from .ranking import (
+    average_precision as average_precision,
+)
+from .ranking import (
+    concordance_index as concordance_index,
+)
+from .ranking import (
     mean_average_precision as mean_average_precision,
 )
 from .ranking import (
@@ -49,12 +55,6 @@ from .ranking import (
 )
 from .ranking import (
     ndcg as ndcg,
-)
-from .ranks import (
-    auc as auc,
-)
-from .ranks import (
-    average_precision as average_precision,
 )
 from .reading import (
     Link as Link,

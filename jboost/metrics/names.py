@@ -7,9 +7,14 @@ from types import MappingProxyType
 from typing import Any
 
 from jboost.metrics.classification import accuracy, brier, error, log_loss
-from jboost.metrics.concordance import concordance_index
-from jboost.metrics.ranking import mean_average_precision, mrr, ndcg
-from jboost.metrics.ranks import auc, average_precision
+from jboost.metrics.ranking import (
+    auc,
+    average_precision,
+    concordance_index,
+    mean_average_precision,
+    mrr,
+    ndcg,
+)
 from jboost.metrics.regression import (
     gamma_deviance,
     mae,

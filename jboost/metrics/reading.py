@@ -13,9 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from jboost.entry.results import fetch
+from jboost.entry.decorators import fetch
 from jboost.losses.groups import weigh_rows
-from jboost.numerics.sums import sum_rows
+from jboost.numerics.exact import sum_rows
 
 Link = Callable[..., Any] | None
 

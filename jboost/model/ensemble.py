@@ -1,12 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The model: trees on raw thresholds, in one container.
+"""The model: an immutable pytree of trees, slices of it and sums."""
 
-In: trees on codes and the bins that made the codes. Out: an Ensemble, an immutable
-pytree of arrays.
-"""
-
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any, ClassVar
 
 import jax
@@ -17,16 +14,70 @@ from jaxtyping import Array, Bool, Float, Int32, UInt32
 
 from jboost.codes.bins import Bins
 from jboost.entry import checks
-from jboost.entry.attributes import make_attribute_error
-from jboost.entry.decorators import traceable
-from jboost.entry.representation import show_fields
-from jboost.entry.results import fetch
+from jboost.entry.decorators import fetch, traceable
+from jboost.entry.messages import make_attribute_error, show_fields
 from jboost.model.nodes import Nodes, list_nodes
-from jboost.model.slices import take_part
+from jboost.numerics.padding import is_large_elsewhere
 from jboost.tables.categories import Categories, column_values
 from jboost.tables.frames import Schema
 from jboost.tables.sparse import Absent
 from jboost.trees.tree import CATEGORICAL, BoostedTrees, LeafSums
+
+_FEW, _OFTEN = 2**10, 16  # numbers in a small result; results of the same shape
+_MANY_BYTES = 2**21  # from which compiling a slice takes less time than copying
+
+
+def take_part(array: Any, index: tuple[Any, ...], sharding: Any = None) -> Any:
+    """Returns ``array[index]``, cut in NumPy: JAX compiles a slice for each size.
+
+    Large arrays on another device are cut there: copying them takes longer.
+
+    Args:
+      array: a NumPy or JAX array; traced arrays are sliced by JAX.
+      index: slices and integers.
+      sharding: of the result of a NumPy array; None for the default device.
+    """
+    if isinstance(array, Tracer):
+        return array[index]
+    if is_large_elsewhere(array, _MANY_BYTES):
+        return array[index]
+    if isinstance(array, jax.Array):
+        sharding = find_sharding([array])
+    part = np.asarray(array)[index]
+    if 2 * part.nbytes < array.nbytes:
+        part = part.copy()  # a view would keep the whole array alive
+    return jax.device_put(part, sharding)
+
+
+def place(array: np.ndarray, sharding: Any) -> jax.Array:
+    """Returns a NumPy array, which nobody else uses, as a JAX array."""
+    if sharding is None and array.size <= _FEW:
+        found = _find_shape(array.shape, array.dtype)
+        found.num_results += 1
+        if found.num_results > _OFTEN:
+            return found.copy(array)
+    return jax.device_put(array, sharding)
+
+
+def find_sharding(arrays: Sequence[Any]) -> Any:
+    """Returns the sharding of a result of these arrays; None if none is committed."""
+    return next((array.sharding for array in arrays if array.committed), None)
+
+
+class _Shape:
+    """Results of one shape."""
+
+    def __init__(self):
+        self.num_results = 0
+        # For a shape that is used often a compiled copy is faster than `device_put`.
+        self.copy = jax.jit(lambda value: value)
+
+
+@lru_cache(maxsize=64)
+def _find_shape(shape, dtype):
+    del shape, dtype
+    return _Shape()
+
 
 FORMAT_VERSION = 1
 

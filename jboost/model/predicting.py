@@ -15,14 +15,13 @@ import numpy as np
 from jaxtyping import Array, ArrayLike, Int32, Shaped
 
 from jboost.entry import checks
-from jboost.entry.available_memory import require_memory
+from jboost.entry.context import find_mesh, map_shards
 from jboost.entry.decorators import traceable
-from jboost.entry.meshes import find_mesh, map_shards
+from jboost.entry.memory import require_memory
 from jboost.kernels.library import takes_implementation
-from jboost.model.ensemble import Ensemble, Model, check_model, read_model
+from jboost.model.ensemble import Ensemble, Model, check_model, read_model, take_part
 from jboost.model.preparing import prepare
 from jboost.model.scores import find_row_leaves, score_rows, transform_rows
-from jboost.model.slices import take_part
 from jboost.model.sparse_blocks import prepare_sparse, run_in_blocks
 from jboost.model.wide_thresholds import match_wide
 from jboost.tables.frames import RowSource

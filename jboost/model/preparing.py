@@ -17,9 +17,15 @@ from jax.core import Tracer
 
 from jboost.kernels.library import available, default_device, may_run
 from jboost.kernels.ready_cpu import ReadyModel
-from jboost.model.ensemble import Ensemble, Links, map_rounds
+from jboost.model.ensemble import (
+    Ensemble,
+    Links,
+    find_sharding,
+    map_rounds,
+    place,
+    take_part,
+)
 from jboost.model.scores import make_ready
-from jboost.model.slices import find_sharding, place, take_part
 from jboost.model.wide_thresholds import match_wide
 from jboost.numerics.padding import pad_rows, padded_size
 from jboost.tables.categories import check_values

@@ -20,7 +20,7 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, Bool, Float, Int32
 
-from jboost.entry.representation import show_fields
+from jboost.entry.messages import show_fields
 from jboost.model.ensemble import Ensemble, Links, Model
 from jboost.model.nodes import LEAF, Nodes
 from jboost.tables.frames import Schema

@@ -16,11 +16,10 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Float64, UInt32
 
-from jboost.entry.warning import warn_user
-from jboost.model.ensemble import Ensemble
-from jboost.model.slices import find_sharding
+from jboost.entry.messages import warn_user
+from jboost.model.ensemble import Ensemble, find_sharding
+from jboost.tables.columns import WideColumn, make_wide_column
 from jboost.tables.sparse import is_sparse
-from jboost.tables.wide_columns import WideColumn, make_wide_column
 
 Matched = tuple[Ensemble, Mapping[int, WideColumn]]
 _matched: WeakKeyDictionary[Ensemble, Matched] = WeakKeyDictionary()

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from jboost.entry.devices import is_on_cpu
+from jboost.entry.context import is_on_cpu
 from jboost.entry.programs import compiled
 
 _MANY_BYTES = 2**24  # from which compiling takes less time than copying

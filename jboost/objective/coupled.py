@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int32, Key, UInt32
 
-from jboost.numerics.random_bits import derive, hash_words
+from jboost.numerics.random import derive, hash_words
 from jboost.objective.group_tracing import GroupLoss
 from jboost.objective.row_programs import with_scores_first
 from jboost.tables.groups import GroupTable, RowGroups

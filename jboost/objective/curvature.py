@@ -1,11 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Chooses the positive curvature of every row.
+"""Gradient and positive curvature of every row."""
 
-In: a traced loss bound to its data, and scores [K, N]. Out: gradient and curvature
-[K, N], both finite, the curvature nonnegative.
-"""
-
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Literal
 
 import jax
@@ -17,18 +14,121 @@ from jboost.entry.collectives import exchange, first_row, some
 from jboost.entry.stages import runs_in_stages, stage
 from jboost.kernels.float_bits import exponent_above, power_of_two
 from jboost.numerics.derivatives import square_root
-from jboost.numerics.sums import sum_each, sum_guessed
+from jboost.numerics.exact import sum_each, sum_guessed
+from jboost.numerics.random import derive
 from jboost.objective.evaluation import (
     Objective,
     gradients,
     hessians,
     known_shares,
     known_targets,
+    map_information,
     mean_of_rows,
     own_curvatures,
     weighted_mean,
 )
-from jboost.objective.information import EXPONENTS, informed_derivatives
+
+# The exponent a of each policy: gradient F^(a - 1) g and curvature F^a.
+EXPONENTS: Mapping[str, float] = MappingProxyType(
+    {"fisher": 1.0, "standardized": 0.5, "natural": 0.0}
+)
+_STREAM = np.uint32(0x85EBCA6B)  # keeps these random numbers apart from those of trees
+_FLOOR = 1e-6  # least information of a row, relative to the weighted mean
+
+
+def information_triangles(
+    objective: Objective, scores: Float[Array, "K N"], seed: UInt32[Array, "2"]
+) -> Float[Array, "P N"]:
+    """Returns the information of every row, the entries F_kl with k <= l, row by row.
+
+    P = K (K + 1) / 2, in the order of ``numpy.triu_indices(K)``. N matrices are never
+    in memory at once.
+
+    Args:
+      seed: of what is drawn, where the distribution has no formula.
+    """
+    return map_information(objective, scores, _row_seeds(scores, seed), pack_triangles)
+
+
+def information_diagonals(
+    objective: Objective, scores: Float[Array, "K N"], seed: UInt32[Array, "2"]
+) -> Float[Array, "K N"]:
+    """Returns F_kk of every row."""
+    return map_information(objective, scores, _row_seeds(scores, seed), take_diagonals)
+
+
+def summarize_information(
+    objective: Objective,
+    scores: Float[Array, "K N"],
+    finish: Callable[..., Float[Array, "... N"]],
+    *operands: Any,
+):
+    """Applies ``finish(rows, *operands)`` to blocks of matrices [N, K, K]."""
+    seeds = _row_seeds(scores, jnp.zeros(2, jnp.uint32))
+    return map_information(objective, scores, seeds, finish, *operands)
+
+
+def round_seed(words: UInt32[Array, "2"], number: Array) -> UInt32[Array, "2"]:
+    """Returns the seed of what a round draws to estimate the information."""
+    return derive(jnp.asarray(words) ^ _STREAM, jnp.asarray(number, jnp.int32))
+
+
+def pack_triangles(rows: Float[Array, "N ..."]) -> Float[Array, "P N"]:
+    """Returns the upper triangles of the matrices [N, K, K], or numbers [N]."""
+    if rows.ndim == 1:
+        return rows[None]
+    first, second = np.triu_indices(rows.shape[1])
+    pairs = zip(first.tolist(), second.tolist(), strict=True)
+    return jnp.stack([rows[:, k, other] for k, other in pairs])
+
+
+def take_diagonals(rows: Float[Array, "N ..."]) -> Float[Array, "K N"]:
+    """Returns the diagonals of the matrices [N, K, K], or numbers [N]."""
+    if rows.ndim == 1:
+        return rows[None]
+    return jnp.stack([rows[:, k, k] for k in range(rows.shape[1])])
+
+
+def _row_seeds(scores, seed):
+    number = jnp.arange(scores.shape[1], dtype=jnp.int32) + first_row()
+    return derive(seed, number)
+
+
+def informed_derivatives(
+    objective: Objective,
+    scores: Float[Array, "K N"],
+    weights: Float[Array, " N"],
+    curvature: str,
+    seed: UInt32[Array, "2"],
+) -> tuple[Float[Array, "K N"], Float[Array, "K N"], Float[Array, "K N"] | None]:
+    """Returns w g, w F and w = F^(a - 1) of every row, where F is F_kk of score k.
+
+    A leaf is then the least squares fit of the natural gradient g / F with weights F^a,
+    and the Newton step by information of the loss in which w weighs the rows. a = 1
+    ("fisher") weighs rows by how much they tell about the score, a = 0 all alike, as
+    NGBoost does. "natural" is a = 1/2: w g = g / sqrt(F) has unit variance in each row
+    if the distribution is right.
+
+    Returns:
+      w g; w F; w, or None for a = 1.
+    """
+    gradient = gradients(objective, scores)
+    information = information_diagonals(objective, scores, seed)
+    return _weigh(gradient, information, weights, EXPONENTS[curvature])
+
+
+@stage
+def _weigh(gradient, information, weights, exponent):
+    if exponent == 1:
+        return gradient, information, None
+    least = _FLOOR * weighted_mean(information, weights)
+    information = jnp.maximum(information, least[:, None])
+    # 0 where no row has any, such as about degrees of freedom near the normal limit.
+    informed = information > 0
+    factor = jnp.where(informed, information, 1) ** (exponent - 1)
+    factor = jnp.where(informed, factor, 0)
+    return factor * gradient, factor * information, factor
+
 
 Policy = Literal[
     "auto", "exact", "secant", "absolute", "unit", "probe",
@@ -36,7 +136,6 @@ Policy = Literal[
 ]  # fmt: skip
 Curvature = Policy | Callable[[Any, Any], Any]  # a function of one row
 Chosen = Policy | Literal["function"]  # what remains of it in compiled programs
-_FLOOR = 1e-6  # smallest curvature of a row, relative to the weighted mean
 _STRAIGHT = 2.0  # factor of the smoothing scale of piecewise linear losses
 _FLAT = 0.1  # a Hessian below this fraction of the secant weight counts as flat
 _MOST = 0.75  # fraction of flat rows at which a loss counts as pointed
@@ -60,7 +159,7 @@ def smoothing_scale(
 
     Args:
       guess: the second result for the scores of the round before; it changes nothing
-        but the number of collectives, see :func:`jboost.numerics.sums.sum_guessed`.
+        but the number of collectives, see :func:`jboost.numerics.exact.sum_guessed`.
 
     Returns:
       delta, and the greatest terms of its sums.
@@ -141,7 +240,7 @@ def derivatives(
     ``"exact"``: h. ``"absolute"``: |h|. ``"unit"``: 1.
     ``"function"``: what the user's function returns.
     ``"fisher"``, ``"natural"``, ``"standardized"``: see
-    :func:`jboost.objective.information.informed_derivatives`.
+    :func:`jboost.objective.curvature.informed_derivatives`.
     ``"secant"``: |g| / sqrt(t^2 + delta^2), the smoothed majorize-minimize weight
     (Hunter and Lange 2004); |h| where F* does not exist.
 

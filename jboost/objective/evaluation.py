@@ -15,12 +15,12 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, ArrayLike, Bool, Float, Int32, UInt32
 
-from jboost.entry.efforts import FEW
+from jboost.entry.programs import FEW
 from jboost.entry.stages import elementwise, runs_in_stages, stage
 from jboost.numerics.derivatives import (
     replace_without_derivative,
 )
-from jboost.numerics.sums import sum_each, sum_guessed
+from jboost.numerics.exact import sum_each, sum_guessed
 from jboost.objective.row_programs import (
     block_size,
     evaluate_rows,
@@ -389,7 +389,7 @@ def weighted_means(
 
     Args:
       guess: of the greatest terms, two for each pair, where rows are sharded; see
-        :func:`jboost.numerics.sums.sum_guessed`. It changes no result.
+        :func:`jboost.numerics.exact.sum_guessed`. It changes no result.
 
     Returns:
       The means, and the greatest terms.

@@ -12,9 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int32
 
-from jboost.entry.representation import show
+from jboost.entry.messages import show, warn_user
 from jboost.entry.stages import branch, elementwise, is_any
-from jboost.entry.warning import warn_user
 from jboost.objective.evaluation import Objective, gradients, loss_values
 
 _BESIDE = 2.0**-10  # of 1 + |score|: where a kink must have a gradient

@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int32
 
-from jboost.numerics.random_bits import derive, hash_words
+from jboost.numerics.random import derive, hash_words
 from jboost.objective.coupled import (
     GroupObjective,
     PreparedGroups,

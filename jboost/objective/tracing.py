@@ -25,8 +25,7 @@ from jboost.entry.arguments import (
     takes_mask,
 )
 from jboost.entry.checks import explain_failure
-from jboost.entry.representation import show
-from jboost.entry.warning import warn_user
+from jboost.entry.messages import show, warn_user
 from jboost.losses import (
     GROUP_LOSSES,
     LOSSES,
@@ -36,8 +35,8 @@ from jboost.losses import (
     softmax,
 )
 from jboost.losses.likelihoods import find_information
+from jboost.losses.names import is_sum, widen_loss
 from jboost.losses.parameters import ParameterError
-from jboost.losses.several import is_sum, widen_loss
 from jboost.objective.diagonals import MANY_SCORES, trace_diagonal
 from jboost.objective.jaxprs import (
     Program,

@@ -7,13 +7,10 @@ shows or saves a figure: call ``plt.show()`` or ``ax.figure.savefig(...)``. Colo
 from the current matplotlib style.
 """
 
-from jboost.plotting.bars import importance
-from jboost.plotting.curves import learning_curve
+from jboost.plotting.curves import importance, learning_curve, loss
 from jboost.plotting.dependence import partial_dependence
-from jboost.plotting.loss_panels import loss
 from jboost.plotting.swarms import shap_summary
-from jboost.plotting.tree_drawing import tree
-from jboost.plotting.tree_tables import tree_to_dot
+from jboost.plotting.tree_drawing import tree, tree_to_dot
 
 __all__ = [
     "importance",

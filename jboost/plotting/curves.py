@@ -1,25 +1,94 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Draws learning curves.
+"""Bars, learning curves and panels of losses."""
 
-In: the history of a training run, or a cross-validation. Out: axes with a line per data
-set, and a mark at the best round.
-"""
-
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from jaxtyping import ArrayLike, Shaped
 
-from jboost.entry.representation import show
+from jboost.boosting.inspection import inspect_loss
+from jboost.entry.checks import check_integer
+from jboost.entry.messages import show
+from jboost.explanation.importance import Importance, ImportanceKind, feature_importance
+from jboost.losses import Adaptive
+from jboost.model.ensemble import Model
+from jboost.objective.curvature import Curvature
 from jboost.plotting.canvas import (
     colors,
     ink,
+    label_features,
     need_matplotlib,
     open_axes,
+    open_panels,
     plain,
     tidy,
 )
-from jboost.selection.model_selection import CrossValidation
+from jboost.selection.cross_validation import CrossValidation
 from jboost.training.history import UNNAMED, History
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+
+def importance(
+    model: Model | Importance,
+    *,
+    kind: ImportanceKind = "improvement",
+    max_features: int = 20,
+    ax: "Axes | None" = None,
+) -> "Axes":
+    """Draws the importance of features as bars, the most important on top.
+
+    Args:
+      model: a model, or the result of :func:`jboost.feature_importance` or
+        :func:`jboost.explanation.permutation_importance`. Deviations, if there are any,
+        are drawn as error bars.
+      kind: the kind of importance to compute if ``model`` is a model; see
+        :func:`jboost.feature_importance`.
+      max_features: the maximum number of bars.
+      ax: the axes to draw on; None creates a new figure.
+
+    Returns:
+      The axes.
+
+    Raises:
+      TypeError, ValueError: an argument is invalid, or the model does not have the data
+        for this kind of importance.
+
+    Example:
+      >>> import numpy as np, jboost as jb
+      >>> from jboost import plotting
+      >>> x = np.random.default_rng(0).normal(size=(200, 3))
+      >>> model, _ = jb.fit(x, 3 * x[:, 1] + x[:, 2], num_rounds=20)
+      >>> [label.get_text() for label in plotting.importance(model).get_yticklabels()]
+      ['x1', 'x2', 'x0']
+    """
+    check_integer("max_features", max_features, least=1)
+    name = "importance"
+    if not isinstance(model, Importance):
+        model, name = feature_importance(model, kind), f"importance ({kind})"
+    size = len(model.values)
+    labels = label_features(model.names, size)
+    # A stable sort keeps features of equal importance in their original order.
+    top = np.argsort(-model.values, kind="stable")[:max_features]
+    errors = None if model.deviations is None else model.deviations[top]
+    ax = open_axes(ax, (6.4, 1.1 + 0.26 * max(3, len(top))))
+    places = np.arange(len(top))
+    ax.barh(
+        places, model.values[top], 0.72, color=colors(1)[0], xerr=errors,
+        error_kw=dict(ecolor=ink(ax), elinewidth=1, capsize=2),
+    )  # fmt: skip
+    ax.set_yticks(places, [plain(labels[feature]) for feature in top])
+    ax.set_ylim(len(top) - 0.4, -0.6)
+    ax.tick_params(axis="y", length=0)
+    if (model.values[top] < 0).any():
+        ax.axvline(0, color=ink(ax), linewidth=0.8)
+    more = f", {len(top)} of {size} features" if len(top) < size else ""
+    ax.set_xlabel(name + more)
+    tidy(ax, "x")
+    return ax
+
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -176,3 +245,132 @@ def _mark_best(ax, curves, color):
         [best], [value], "o", color=color, markersize=7, zorder=3,
         label=f"best round: {best} ({value:.4g})",
     )  # fmt: skip
+
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+_REACH = 4.0  # range of scores on both sides, in units of max(1, |minimizer|)
+_STEEP = 3.0  # the y-axis ends at this multiple of a high quantile of the curves
+
+
+def loss(
+    loss: Callable[..., Any] | Adaptive,
+    target: Any,
+    scores: Shaped[ArrayLike, " P"] | None = None,
+    *,
+    num_scores: int = 1,
+    k: int = 0,
+    curvature: Curvature | Sequence[Curvature] = "auto",
+    axes: "Sequence[Axes] | np.ndarray | None" = None,
+) -> np.ndarray:
+    """Draws a loss as a function of its score: value, gradient, Hessian and curvature.
+
+    The third panel shows the second derivative, and the positive curvature that
+    training uses in its place; they are equal for a quadratic loss. A dotted line marks
+    the minimizer of the loss for this target, if there is one. Training derives the
+    smoothing scale of the curvature from the data; :func:`jboost.inspect_loss` says
+    which scale is used here.
+
+    Args:
+      loss, target, num_scores, k: as for :func:`jboost.inspect_loss`.
+      scores: the scores to evaluate, ascending; None uses the minimizer (or 0) plus or
+        minus 4 max(1, |minimizer|).
+      curvature: one policy, or several to compare; see :func:`jboost.fit`.
+      axes: three axes to draw on; None creates a new figure.
+
+    Returns:
+      Three axes: loss, gradient, curvature.
+
+    Raises:
+      TypeError, ValueError: as for :func:`jboost.inspect_loss`.
+
+    Example:
+      >>> import jboost as jb
+      >>> from jboost import plotting
+      >>> axes = plotting.loss(jb.losses.absolute_error, 0.0)
+      >>> [ax.get_title() for ax in axes]
+      ['loss', 'gradient', 'curvature']
+    """
+    if isinstance(curvature, str) or callable(curvature):
+        policies: tuple[Any, ...] = (curvature,)
+    else:
+        policies = tuple(curvature)
+    if not policies:
+        raise ValueError(
+            f"curvature must be at least one policy, got {show(curvature)}"
+        )
+    reports = {
+        policy: inspect_loss(
+            loss, target, num_scores=num_scores, k=k, scores=scores, reach=_REACH,
+            curvature=policy,
+        )
+        for policy in policies
+    }  # fmt: skip
+    report = reports[policies[0]]
+    panels = open_panels(axes, 3, (10, 3.2))
+    own = colors(2 + len(policies))
+    at = report.scores
+    for ax, name, values in (
+        (panels[0], "loss", report.value),
+        (panels[1], "gradient", report.gradient),
+    ):
+        ax.plot(at, _finite(values), color=own[0], linewidth=2)
+        ax.set_title(name)
+    panels[1].axhline(0, color=ink(panels[1]), linewidth=0.8, alpha=0.5)
+    _draw_curvature(panels[2], reports, own)
+    for ax in panels:
+        tidy(ax)
+        ax.set_xlabel("score" if num_scores == 1 else f"score {k}")
+        if at[0] <= report.minimizer <= at[-1]:
+            ax.axvline(report.minimizer, color=ink(ax), linewidth=0.8, linestyle=":")
+    return panels
+
+
+def _finite(values):
+    """Replaces infinities by NaN, which matplotlib draws as gaps."""
+    return np.where(np.isfinite(values), values, np.nan)
+
+
+def _label(policy):
+    """Returns a policy in quotation marks, or the name of a function."""
+    if isinstance(policy, str):
+        return f'"{policy}"'
+    return getattr(policy, "__name__", "function")
+
+
+def _draw_curvature(ax, reports, own):
+    """Draws the Hessian, and the curvature of each policy."""
+    report = next(iter(reports.values()))
+    lines = {"Hessian": _finite(report.hessian)}
+    lines |= {_label(policy): _finite(r.curvature) for policy, r in reports.items()}
+    for number, (name, values) in enumerate(lines.items()):
+        style, width = ("--", 1.6) if number == 0 else ("-", 2)
+        # The first policy has the same color as loss and gradient.
+        color = own[{0: 1, 1: 0}.get(number, number)]
+        ax.plot(
+            report.scores, values, style, color=color, linewidth=width, label=name,
+            zorder=3 if number == 0 else 2,
+        )  # fmt: skip
+    ax.set_title("curvature")
+    _limit(ax, report.scores, list(lines.values()))
+    ax.legend(frameon=False)
+
+
+def _limit(ax, scores, lines):
+    """Sets y-limits that include 0 and exclude poles.
+
+    A pole would otherwise compress the rest of the curves into a flat line.
+    """
+    # Scores may be spaced unevenly: resample, so that quantiles refer to the x-axis.
+    even = np.linspace(scores[0], scores[-1], 401)
+    values = np.concatenate([np.interp(even, scores, line) for line in lines])
+    values = values[np.isfinite(values)]
+    if not values.size:
+        return
+    top, usual = values.max(), np.quantile(values, 0.96)
+    if top > _STEEP * usual > 0:
+        top = _STEEP * usual
+    low = min(0.0, values.min())
+    margin = 0.05 * (top - low) or 0.05
+    ax.set_ylim(low - margin, top + margin)

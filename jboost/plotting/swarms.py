@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 
 from jboost.entry.checks import check_integer, check_word
-from jboost.entry.representation import show
+from jboost.entry.messages import show
 from jboost.explanation.shap import ShapValues, shap_values
 from jboost.model.ensemble import Model, describe_model, read_model
 from jboost.plotting.canvas import colors, ink, label_features, open_axes, plain, tidy
 from jboost.tables.frames import Frame, read_frame
-from jboost.tables.orders import list_orders
+from jboost.tables.groups import list_orders
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

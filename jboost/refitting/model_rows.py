@@ -15,8 +15,7 @@ from jboost.model.ensemble import Ensemble, map_rounds
 from jboost.model.predicting import leaf_indices
 from jboost.numerics.padding import pad_rows
 from jboost.tables.categories import check_values, describe_column, encode
-from jboost.tables.collisions import warn_of_collisions
-from jboost.tables.domains import check_domain
+from jboost.tables.domains import check_domain, warn_of_collisions
 from jboost.tables.frames import read_frame
 from jboost.tables.sparse import is_sparse
 from jboost.tables.targets import check_weights

@@ -15,22 +15,33 @@ import numpy as np
 from jaxtyping import Array, ArrayLike, Float, Int32, Shaped
 
 from jboost import losses
-from jboost.boosting.leaf_values import sum_leaves
+from jboost.boosting.derivatives import (
+    Round,
+    choose_scaling,
+    differentiate,
+    start_round,
+)
 from jboost.boosting.method import initial_scores, make_method
-from jboost.boosting.rates import learning_rates
-from jboost.boosting.round import add_trees, fit_trees, map_scores
-from jboost.boosting.row_derivatives import choose_scaling, differentiate
-from jboost.boosting.row_sample import Round, start_round
-from jboost.boosting.settings import Regularization, Settings, read_settings
-from jboost.boosting.shared_leaves import sum_shared_leaves
+from jboost.boosting.round import (
+    add_trees,
+    fit_trees,
+    map_scores,
+    shaping_limits,
+    sum_leaves,
+    sum_shared_leaves,
+)
+from jboost.boosting.settings import (
+    Regularization,
+    Settings,
+    learning_rates,
+    read_settings,
+)
 from jboost.boosting.state import Arrays, BoostState, Problem, Static
-from jboost.boosting.structure import shaping_limits
 from jboost.codes.codes import DenseCodes
 from jboost.entry import checks
 from jboost.entry.arguments import explain_arguments
 from jboost.entry.decorators import on_host
-from jboost.entry.efforts import FULL
-from jboost.entry.programs import compiled
+from jboost.entry.programs import FULL, compiled
 from jboost.kernels.library import takes_implementation
 from jboost.kernels.settling import settle_implementation
 from jboost.model.ensemble import Ensemble, check_model

@@ -19,9 +19,8 @@ from jboost import losses
 from jboost.entry import checks
 from jboost.entry.arguments import explain_arguments
 from jboost.entry.decorators import on_host
-from jboost.entry.efforts import FULL
-from jboost.entry.programs import compiled
-from jboost.entry.representation import show, show_fields
+from jboost.entry.messages import show, show_fields
+from jboost.entry.programs import FULL, compiled
 from jboost.kernels.library import takes_implementation
 from jboost.kernels.settling import settle_implementation
 from jboost.model.ensemble import Ensemble, check_model
@@ -34,11 +33,9 @@ from jboost.refitting.descent import (
     Progress,
     Values,
     current_leaves,
+    read_parameters,
     run_epochs,
     start_units,
-)
-from jboost.refitting.descent_programs import (
-    read_parameters,
     trace_rows,
     trace_update,
     usual_rules,

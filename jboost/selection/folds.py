@@ -13,9 +13,8 @@ from jaxtyping import Bool, Int, Shaped
 
 from jboost.entry import checks
 from jboost.entry.arrays import refuse_mask
-from jboost.entry.representation import show
-from jboost.tables.groups import RowGroups, check_group_weights
-from jboost.tables.orders import find_gap
+from jboost.entry.messages import show
+from jboost.tables.groups import RowGroups, check_group_weights, find_gap
 
 _EXPECTED = (
     "folds must be an integer, a fold number for each row, pairs (training rows, "

@@ -16,23 +16,21 @@ from jax.sharding import Mesh
 from tqdm import tqdm
 
 from jboost.boosting.state import Problem
+from jboost.entry.decorators import fetch
 from jboost.entry.programs import compiled
-from jboost.entry.results import fetch
 from jboost.objective.faults import warn_of_lost_rows
-from jboost.selection.curves import (
+from jboost.selection.runs import (
     Curve,
     Point,
+    Run,
     Study,
     by_point,
-    make_record,
-    record_chunk,
-    same_bits,
-)
-from jboost.selection.runs import (
-    Run,
     data_of,
+    make_record,
     pad_runs,
+    record_chunk,
     run_rounds,
+    same_bits,
     share,
     start_runs,
 )

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-from .binning import (
+from .ordered import (
     bins_from_sketch as bins_from_sketch,
 )
-from .binning import (
+from .ordered import (
     find_thresholds as find_thresholds,
 )
 from .sketch import (

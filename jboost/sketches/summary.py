@@ -23,7 +23,7 @@ from jboost.codes.thresholds import count_distinct, find_cap
 from jboost.entry import checks
 from jboost.entry.arrays import as_array, fill_mask
 from jboost.entry.decorators import on_host
-from jboost.entry.representation import show, show_fields
+from jboost.entry.messages import show, show_fields
 from jboost.numerics.floats import flush_denormals
 from jboost.tables.frames import read_frame, read_values
 

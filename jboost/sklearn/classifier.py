@@ -19,15 +19,17 @@ from jboost import losses
 from jboost.boosting.settings import takes_settings
 from jboost.entry.arguments import explain_arguments
 from jboost.entry.arrays import refuse_mask
-from jboost.entry.representation import show
+from jboost.entry.messages import show
 from jboost.sklearn.estimators import (
     Boosting,
     EstimatorSettings,
+    check_rows,
     find_loss,
     is_one_of,
+    refuse_none,
+    unite_sets,
 )
-from jboost.sklearn.rows import check_rows, refuse_none, unite_sets
-from jboost.tables.orders import find_gap
+from jboost.tables.groups import find_gap
 from jboost.tables.targets import check_weights
 
 _SIGNED = (losses.exponential, losses.hinge, losses.hinge_squared)  # -1 and 1

@@ -17,10 +17,14 @@ from jboost import distributions, losses
 from jboost.boosting.settings import declared, takes_settings
 from jboost.entry.arguments import explain_arguments
 from jboost.entry.checks import check_integer
-from jboost.entry.representation import show
+from jboost.entry.messages import show
 from jboost.model.predicting import predict
-from jboost.sklearn.estimators import Boosting, EstimatorSettings
-from jboost.sklearn.rows import check_rows, unite_sets
+from jboost.sklearn.estimators import (
+    Boosting,
+    EstimatorSettings,
+    check_rows,
+    unite_sets,
+)
 from jboost.tables.targets import check_weights
 
 # The built-in families, and their numbers of scores.

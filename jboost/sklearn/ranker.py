@@ -10,19 +10,24 @@ from typing import Any
 
 import numpy as np
 
-from jboost.boosting.grouping import ValidationRows
+from jboost.boosting.groups import ValidationRows
 from jboost.entry.arguments import explain_arguments
-from jboost.entry.representation import show
+from jboost.entry.messages import show
 from jboost.losses import GROUP_LOSSES, concordance, cox
-from jboost.losses.group_targets import check_relevances
+from jboost.losses.groups import check_relevances
 from jboost.metrics import ndcg
 from jboost.numerics.ids import number_ids, read_ids
-from jboost.sklearn.estimators import Boosting, find_loss
-from jboost.sklearn.rows import check_rows, read_targets, unite_sets
+from jboost.sklearn.estimators import (
+    Boosting,
+    check_rows,
+    find_loss,
+    read_targets,
+    unite_sets,
+)
 from jboost.tables.frames import read_values
 from jboost.tables.groups import check_group_weights, make_groups
 from jboost.tables.targets import check_weights
-from jboost.training.metric_calls import GroupMetric
+from jboost.training.metrics import GroupMetric
 
 _DEFAULT_LOSS = "listwise_softmax"
 # Those whose targets are one number for each row, not times and events.

@@ -11,8 +11,13 @@ import numpy as np
 from sklearn.base import RegressorMixin
 
 from jboost.entry.arguments import explain_arguments
-from jboost.sklearn.estimators import Boosting, find_loss
-from jboost.sklearn.rows import check_rows, read_targets, unite_sets
+from jboost.sklearn.estimators import (
+    Boosting,
+    check_rows,
+    find_loss,
+    read_targets,
+    unite_sets,
+)
 
 
 class JBoostRegressor(RegressorMixin, Boosting):

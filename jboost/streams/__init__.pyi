@@ -6,9 +6,9 @@ from .folders import BlockError as BlockError
 from .parquet import (
     parquet_batches as parquet_batches,
 )
-from .streaming import (
+from .stream import (
     Stream as Stream,
 )
-from .streaming import (
+from .stream import (
     stream as stream,
 )

@@ -18,7 +18,7 @@ from jboost.entry import checks
 from jboost.entry.exchanges import (
     num_processes,
 )
-from jboost.tables.collisions import warn_of_collisions, warn_of_rounding
+from jboost.tables.domains import warn_of_collisions, warn_of_rounding
 from jboost.tables.frames import Schema, read_frame, read_values
 from jboost.tables.offsets import check_offset
 from jboost.tables.targets import check_targets, check_weights

@@ -15,34 +15,38 @@ import jax
 import numpy as np
 from jaxtyping import Array, Int32, Shaped
 
-from jboost.boosting.first_sums import measure_first
-from jboost.boosting.leaf_values import fit_leaves, sum_leaves
-from jboost.boosting.reports import Report, add_to_sets, report_round
-from jboost.boosting.round import add_trees, fit_trees
-from jboost.boosting.row_derivatives import (
+from jboost.boosting.derivatives import (
+    Line,
+    Round,
     RowDerivatives,
     choose_scaling,
     differentiate,
+    start_round,
 )
-from jboost.boosting.row_sample import Round, start_round
+from jboost.boosting.first_sums import measure_first
+from jboost.boosting.reports import Report, add_to_sets, report_round
+from jboost.boosting.round import (
+    add_trees,
+    fit_leaves,
+    fit_trees,
+    shaping_derivatives,
+    shaping_limits,
+    sum_leaves,
+    sum_shared_leaves,
+)
 from jboost.boosting.sharding import (
     EVERYWHERE,
     rows_of,
     spec_of_data,
     spec_of_state,
 )
-from jboost.boosting.shared_leaves import sum_shared_leaves
-from jboost.boosting.shared_trees import Line
 from jboost.boosting.state import Problem
-from jboost.boosting.structure import shaping_derivatives, shaping_limits
-from jboost.entry.efforts import FULL
-from jboost.entry.implementation import current_implementation
-from jboost.entry.programs import Compiled, compiled
-from jboost.entry.results import fetch
-from jboost.streams.block_trees import grow_blocks, make_grower
+from jboost.entry.context import current_implementation
+from jboost.entry.decorators import fetch
+from jboost.entry.programs import FULL, Compiled, compiled
 from jboost.streams.blocks import BlockReader, BlockSet, aligned_empty
-from jboost.streams.heap import trim_heap
-from jboost.streams.plain_blocks import Derivatives
+from jboost.streams.growth import Derivatives, grow_blocks, make_grower
+from jboost.streams.memory import trim_heap
 from jboost.training.chunks import Chunk, Job, Position
 from jboost.training.sharded import compile_shards, fill_spec, spec_of_arrays
 from jboost.trees.rounding import measure_rows

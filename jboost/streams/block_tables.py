@@ -18,7 +18,7 @@ from jboost.streams.batches import RowBatch
 from jboost.streams.blocks import BlockSet, read_rows
 from jboost.streams.folders import Folders
 from jboost.training.rows import PaddedRows
-from jboost.training.spreading import padded_rows, spread_rows
+from jboost.training.sharded import padded_rows, spread_rows
 
 Names = tuple[str, ...] | None
 

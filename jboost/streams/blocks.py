@@ -1,37 +1,390 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Blocks of rows in files: codes, and other values of each row.
-
-In: arrays of a block. Out: the same arrays, read one block ahead of their use. One
-file holds one block::
-
-    magic | length and checksum of the header | header (JSON) | codes | other values
-
-Codes lie there as the CPU kernels take them, and the file is mapped into memory and
-used without a copy; or encoded, if that takes much less room. See
-:mod:`jboost.streams.column_codes`. Every part has a checksum. It is tested when the
-part is first read, and again if the file has changed since.
-"""
+"""Blocks of rows on disk: headers, codes, files and readers."""
 
 import json
+import math
+import mmap
 import os
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from io import BufferedReader
+from pathlib import Path
 from typing import Any, NamedTuple
 from zlib import crc32
 
+import jax
 import numpy as np
 from jaxtyping import Shaped
 
+from jboost.kernels import library
 from jboost.kernels.code_operands import packed_shape
-from jboost.streams.block_files import MAGIC, Block, BlockFile, open_block
-from jboost.streams.block_headers import Layout
-from jboost.streams.column_codes import (
-    decode_column,
-    encode_columns,
-    pack_rows,
-)
 from jboost.streams.folders import BlockError
+
+_BITS = (1, 2, 4, 8, 16)
+_KINDS = "fiub"  # of numbers, which hold no references to objects
+
+
+class Layout(NamedTuple):
+    """What all files of a set have in common.
+
+    Attributes:
+      identity: written into every file of the set.
+      num_features: columns of codes.
+      dtype: of the codes in memory.
+    """
+
+    identity: str
+    num_features: int
+    dtype: np.dtype
+
+
+def count_encoded(bits: int, num_rows: int) -> int:
+    """Returns the bytes of a column of codes of so many bits, before compression."""
+    return -(-num_rows // (8 // bits)) if bits < 8 else num_rows * bits // 8
+
+
+def read_header(
+    text: bytes, layout: Layout, number: int, num_rows: int, data_bytes: int
+) -> dict[str, Any]:
+    """Parses and checks the header of a block.
+
+    Args:
+      text: the header.
+      layout: of the set of files.
+      number: of the block.
+      num_rows: of the block.
+      data_bytes: the size of the file behind the header.
+
+    Raises:
+      ValueError: the block has another header.
+    """
+    try:
+        header = json.loads(text)
+        known = tuple(header[name] for name in ("set", "block", "rows"))
+        columns, others = header["columns"], header["others"]
+    except (ValueError, TypeError, LookupError, RecursionError):
+        raise ValueError("its header is not a JSON object of a block") from None
+    if known != (layout.identity, number, num_rows):
+        raise ValueError("it belongs to other data")
+    if not isinstance(columns, list) or not columns or not isinstance(others, dict):
+        raise ValueError("its header must list columns and others")
+    entries = [*columns, *others.values()]
+    for part, entry in enumerate(entries):
+        _check_entry(entry, part, data_bytes)
+    _check_columns(columns, layout, num_rows)
+    for name, entry in others.items():
+        _check_array(name, entry, num_rows)
+    return header
+
+
+def _check_entry(entry, part, data_bytes):
+    """Checks where a part lies; parts are numbered in the order of the header."""
+    sizes = ("part", "offset", "bytes", "crc")
+    if not isinstance(entry, dict) or not all(type(entry.get(k)) is int for k in sizes):
+        raise ValueError(f"part {part} must have integers {sizes}")
+    begin, size = entry["offset"], entry["bytes"]
+    if entry["part"] != part or begin < 0 or size < 0:
+        raise ValueError(f"part {part} must have its number and sizes of at least 0")
+    if begin + size > data_bytes:
+        raise ValueError(
+            f"it ends within part {part}, at {data_bytes} of {begin + size} bytes"
+        )
+
+
+def _check_columns(columns, layout, num_rows):
+    num_features, dtype = layout.num_features, np.dtype(layout.dtype)
+    if "plain" in columns[0]:
+        shapes = (num_features, num_rows), packed_shape(num_features, num_rows)
+        expected = [math.prod(shape) * dtype.itemsize for shape in shapes]
+        if [entry["bytes"] for entry in columns] != expected:
+            raise ValueError(f"its codes must have {expected} bytes")
+        return
+    if len(columns) != num_features:
+        raise ValueError(f"it must have {num_features} columns, got {len(columns)}")
+    for feature, entry in enumerate(columns):
+        bits, deflated = entry.get("bits"), entry.get("deflated")
+        known = type(bits) is int and bits in _BITS and bits <= 8 * dtype.itemsize
+        if not known or not isinstance(deflated, bool):
+            raise ValueError(f"column {feature} must have bits and deflated")
+        size = count_encoded(bits, num_rows)
+        if not deflated and entry["bytes"] != size:
+            raise ValueError(f"column {feature} must have {size} bytes")
+
+
+def _check_array(name, entry, num_rows):
+    shape, kind = entry.get("shape"), entry.get("dtype")
+    lengths = isinstance(shape, list) and all(type(n) is int and n >= 0 for n in shape)
+    try:
+        dtype = np.dtype(kind if isinstance(kind, str) else "O")
+    except (TypeError, ValueError):
+        dtype = np.dtype("O")
+    if not lengths or shape[:1] != [num_rows] or dtype.kind not in _KINDS:
+        raise ValueError(f"{name} must be numbers, with {num_rows} rows")
+    if math.prod(shape) * dtype.itemsize != entry["bytes"]:
+        raise ValueError(f"{name} of shape {shape} must have as many bytes")
+
+
+_DEFLATED_SHARE = 1 / 3  # of the packed bytes: what deflating must achieve
+_SAMPLE = 1 << 15  # bytes that are deflated to see whether the rest is worth it
+_ENCODED_SHARE = 1 / 2  # of the codes' bytes: what encoding must achieve
+
+
+def encode_columns(
+    codes: Shaped[np.ndarray, "F n"],
+) -> tuple[list[dict[str, Any]], list[bytes]] | None:
+    """Returns how columns are encoded, and their bytes; None: not worth it."""
+    most = _ENCODED_SHARE * count_row_bytes(len(codes), codes.dtype) * codes.shape[1]
+    encoded, size = [], 0
+    for column in codes:
+        encoded.append(_encode(column))
+        size += len(encoded[-1][1])
+        if size > most:
+            return None
+    return [kind for kind, _ in encoded], [payload for _, payload in encoded]
+
+
+def count_row_bytes(num_features: int, dtype: Any) -> int:
+    """Returns the bytes of a row of codes by row."""
+    blocks, _, width = packed_shape(num_features, 1)
+    return blocks * width * np.dtype(dtype).itemsize
+
+
+def pack_rows(codes: Shaped[np.ndarray, "F n"]) -> np.ndarray:
+    """Arranges codes by row; see :func:`jboost.kernels.code_operands.pack`."""
+    shape: Any = packed_shape(*codes.shape)
+    if library.available():
+        result = jax.ShapeDtypeStruct(shape, codes.dtype)
+        num_bins = 1 << 8 * codes.dtype.itemsize
+        return library.call_on_host("pack", result, codes, num_bins=num_bins)
+    packed, width = np.zeros(shape, codes.dtype), shape[2]
+    for number, part in enumerate(packed):
+        columns = codes[number * width : (number + 1) * width]
+        part[:, : len(columns)] = columns.T
+    return packed
+
+
+def _encode(column):
+    """Returns how a column of codes is written, and its bytes."""
+    highest = int(column.max(initial=0))
+    bits = next(bits for bits in (1, 2, 4, 8, 16) if highest < 1 << bits)
+    if bits >= 8:
+        packed = column.astype(f"<u{bits // 8}")
+    else:
+        # Byte i holds codes i, i + n, i + 2n ... for n bytes: whole slices at a time.
+        parts = 8 // bits
+        size = count_encoded(bits, len(column))
+        table = np.zeros((parts, size), np.uint8)
+        table.reshape(-1)[: len(column)] = column
+        shifts = bits * np.arange(parts, dtype=np.uint8)[:, None]
+        packed = np.bitwise_or.reduce(table << shifts, axis=0)
+    payload = packed.tobytes()
+    sample = payload[:_SAMPLE]
+    deflated = len(zlib.compress(sample, 1)) < _DEFLATED_SHARE * len(sample)
+    if deflated:
+        payload = zlib.compress(payload, 1)
+    return {"bits": bits, "deflated": deflated}, payload
+
+
+def decode_column(payload: Any, kind: dict[str, Any], codes: np.ndarray) -> None:
+    """Writes a column to ``codes``, from its bytes.
+
+    Raises:
+      ValueError: compressed bytes are not those of so many codes.
+    """
+    bits = kind["bits"]
+    raw = payload
+    if kind["deflated"]:
+        raw = _inflate(payload, count_encoded(bits, len(codes)))
+    if bits >= 8:
+        codes[:] = np.frombuffer(raw, f"<u{bits // 8}")
+        return
+    packed = np.frombuffer(raw, np.uint8)
+    for part in range(8 // bits):
+        slot = codes[part * len(packed) : (part + 1) * len(packed)]
+        slot[:] = (packed[: len(slot)] >> (bits * part)) & ((1 << bits) - 1)
+
+
+def _inflate(payload, size):
+    """Decompresses to ``size`` bytes; never to more, whatever the bytes say."""
+    stream = zlib.decompressobj()
+    try:
+        raw = stream.decompress(payload, size + 1)
+    except zlib.error as error:
+        raise ValueError(f"cannot be decompressed: {error}") from None
+    if len(raw) != size or not stream.eof:
+        raise ValueError(f"must be decompressed to {size} bytes")
+    return raw
+
+
+try:
+    import resource
+except ImportError:  # not POSIX
+    resource: Any = None
+
+MAGIC = b"jboost-block-2\n\0"
+
+
+class Block(NamedTuple):
+    """One file.
+
+    Attributes:
+      plain: whether its codes lie there as the kernels take them.
+    """
+
+    path: Path
+    number: int
+    first_row: int
+    num_rows: int
+    plain: bool = False
+
+
+class _Known(NamedTuple):
+    """What is known of a file as it was when its header was read.
+
+    Attributes:
+      stamp: what changes when the file changes.
+      header: of plain codes; others have a longer one, and it is read again.
+      tested: whether the checksum of each part was right.
+    """
+
+    stamp: tuple[Any, ...]
+    header: dict[str, Any] | None
+    start: int
+    tested: bytearray
+
+
+_known: dict[Path, _Known] = {}
+_ADVISED = 32  # parts that are read ahead after a part that was not
+_disk = {"faults": 0, "asked": 0}
+
+
+class BlockFile:
+    """An open file of a block, whose header is read."""
+
+    def __init__(self, file: BufferedReader, block: Block, layout: Layout):
+        self._file, self.block = file, block
+        status = os.fstat(file.fileno())
+        stamp = (layout, status.st_ino, status.st_size, status.st_mtime_ns)
+        known = _known.get(block.path)
+        if known is not None and known.stamp != stamp:
+            known = None
+        if known is None or known.header is None:
+            self.header, self._start = self._read_header(layout, status.st_size)
+        else:
+            self.header, self._start = known.header, known.start
+        if known is None:
+            parts = len(self.header["columns"]) + len(self.header["others"])
+            header = self.header if self.is_plain else None
+            known = _Known(stamp, header, self._start, bytearray(parts))
+            _known[block.path] = known
+        self._tested = known.tested
+        self._mapped: Any = None
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether codes lie there as the kernels take them."""
+        return "plain" in self.header["columns"][0]
+
+    def read_into(self, entry, what, array):
+        """Reads a part of the file."""
+        view = memoryview(array).cast("B")
+        try:
+            self._file.seek(self._start + entry["offset"])
+            if self._file.readinto(view) < entry["bytes"]:
+                raise self.damaged(f"it ends within {what}")
+        except OSError as error:
+            raise _unreadable(self.block, error) from error
+        self._test(entry, what, view)
+
+    def map(self, number, what, parts=None):
+        """Maps plain codes into memory, and has the system read them.
+
+        The codes are unmapped with the last reference to them.
+
+        Args:
+          parts: offset and size of what is needed; None: everything.
+        """
+        entry = self.header["columns"][number]
+        begin, size = self._start + entry["offset"], entry["bytes"]
+        try:
+            if os.fstat(self._file.fileno()).st_size < begin + size:
+                raise self.damaged(f"it ends within {what}")
+            if self._mapped is None:
+                fileno = self._file.fileno()
+                self._mapped = mmap.mmap(fileno, 0, access=mmap.ACCESS_READ)
+        except OSError as error:
+            raise _unreadable(self.block, error) from error
+        codes = np.frombuffer(self._mapped, np.uint8, size, begin)
+        if self._test(entry, what, codes):
+            return codes
+        if _must_read_ahead() and hasattr(self._mapped, "madvise"):
+            for offset, length in [(0, size)] if parts is None else parts:
+                first = begin + offset - (begin + offset) % mmap.PAGESIZE
+                length += begin + offset - first
+                self._mapped.madvise(mmap.MADV_WILLNEED, first, length)
+        return codes
+
+    def _test(self, entry, what, view):
+        """Tests the checksum of a part, unless it was; returns whether it did."""
+        if self._tested[entry["part"]]:
+            return False
+        if crc32(view) != entry["crc"]:
+            raise self.damaged(f"the checksum of {what} is wrong")
+        self._tested[entry["part"]] = 1
+        return True
+
+    def _read_header(self, layout, file_bytes):
+        """Returns the header, and the offset of the codes."""
+        begin = self._file.read(len(MAGIC) + 8)
+        if len(begin) < len(MAGIC) + 8 or not begin.startswith(MAGIC):
+            raise self.damaged("it does not begin as a block file does")
+        length, checksum = np.frombuffer(begin[len(MAGIC) :], "<u4").tolist()
+        text = self._file.read(min(length, file_bytes))
+        if len(text) < length or crc32(text) != checksum:
+            raise self.damaged("the checksum of its header is wrong")
+        start, own = len(begin) + length, (self.block.number, self.block.num_rows)
+        try:
+            header = read_header(text, layout, *own, file_bytes - start)
+        except ValueError as error:
+            raise self.damaged(error) from None
+        return header, start
+
+    def damaged(self, how: Any) -> BlockError:
+        """Returns an error that says how the file is damaged."""
+        path = os.fspath(self.block.path)
+        return BlockError(f"block {self.block.number} is damaged: {str(path)!r}: {how}")
+
+
+def open_block(block: Block) -> BufferedReader:
+    """Opens the file of a block.
+
+    Raises:
+      BlockError: it cannot be opened.
+    """
+    try:
+        return open(block.path, "rb")
+    except OSError as error:
+        raise _unreadable(block, error) from error
+
+
+def _unreadable(block, error):
+    return BlockError(
+        f"block {block.number} cannot be read: {os.fspath(block.path)!r}: {error}"
+    )
+
+
+def _must_read_ahead():
+    """Returns whether a page had to be read from a disk since a few blocks ago."""
+    if resource is None:
+        return True
+    faults = resource.getrusage(resource.RUSAGE_SELF).ru_majflt
+    if faults != _disk["faults"]:
+        _disk.update(faults=faults, asked=0)
+    _disk["asked"] += 1
+    return _disk["asked"] <= _ADVISED
+
 
 _ALIGNMENT = 64  # bytes: XLA takes host memory without a copy only from such addresses
 NUM_BUFFERS = 2  # one block in use, one being read

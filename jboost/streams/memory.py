@@ -1,15 +1,38 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Numbers of bytes: as users write and read them, and what programs need."""
+"""The memory limit of a stream."""
 
+import ctypes
 import math
 import re
+from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import jax
 import numpy as np
 
+from jboost.entry.messages import show
 from jboost.entry.programs import Compiled
-from jboost.entry.representation import show
+
+_FEW_BYTES = 1 << 20  # freed arrays below this size are left to the allocator
+
+
+def trim_heap(num_bytes: int) -> None:
+    """Returns freed memory to the system if about ``num_bytes`` were freed.
+
+    Does nothing with allocators other than glibc's.
+    """
+    if num_bytes >= _FEW_BYTES:
+        _find_trim()(0)
+
+
+@cache
+def _find_trim() -> Callable[[int], Any]:
+    try:
+        return ctypes.CDLL(None).malloc_trim
+    except (AttributeError, OSError, TypeError):  # not glibc
+        return bool
+
 
 _UNITS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 _LEAST_MEMORY = 1 << 16

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from jboost.entry import checks
-from jboost.entry.representation import show
+from jboost.entry.messages import show
 from jboost.model.containers import FileError
 from jboost.streams.batches import BATCH_ROWS
 

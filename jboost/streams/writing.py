@@ -36,12 +36,11 @@ from jboost.streams.blocks import (
     NUM_BUFFERS,
     Block,
     BlockSet,
+    count_row_bytes,
     write_block,
 )
-from jboost.streams.column_codes import count_row_bytes
 from jboost.streams.folders import BlockError, Folders
-from jboost.streams.heap import trim_heap
-from jboost.streams.memory import as_text
+from jboost.streams.memory import as_text, trim_heap
 
 _MOST_BLOCK_ROWS = 1 << 18
 _BLOCK_SHARE = 1 / 8  # of the memory is for blocks

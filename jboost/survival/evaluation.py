@@ -12,10 +12,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike, Float, Shaped
 
 from jboost.entry.decorators import traceable
-from jboost.entry.representation import show
-from jboost.losses.risk_sets import find_risk_sets, sum_at_risk
-from jboost.numerics.cumulative import cumulate
-from jboost.survival.reading import read_rows, read_times
+from jboost.entry.messages import show
+from jboost.losses.survival import find_risk_sets, sum_at_risk
+from jboost.numerics.exact import cumulate
+from jboost.survival.hazards import read_rows, read_times
 
 Outcome = Literal["event", "censoring"]
 

@@ -15,8 +15,7 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, Bool, Int32, UInt32
 
-from jboost.entry.representation import show_fields
-from jboost.entry.warning import warn_user
+from jboost.entry.messages import show_fields, warn_user
 
 Category = str | int | float | bool
 WORD = 32  # codes per 32-bit word of a set

@@ -16,10 +16,9 @@ import numpy as np
 
 from jboost.entry.arrays import as_array, fill_mask, refuse_mask
 from jboost.entry.labels import check_labels, read_labels
-from jboost.entry.representation import show
-from jboost.tables.columns import Column, Values, read_cells, read_numbers
+from jboost.entry.messages import show
+from jboost.tables.columns import Column, Values, WideColumn, read_cells, read_numbers
 from jboost.tables.sparse import check_shape, is_sparse, read_columns
-from jboost.tables.wide_columns import WideColumn
 
 _BLOCK_ROWS = 4096  # rows filled at a time, so that they stay in the CPU cache
 

@@ -1,12 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Groups of rows, for losses of a group: queries, risk sets, bags, subjects.
+"""Groups of rows: sizes, ids and the order of their rows."""
 
-In: an id for each row, in any order. Out: :class:`RowGroups`: tables of row numbers,
-[groups, rows], in a few widths. A loss of a group is evaluated on all groups of a table
-at once.
-"""
-
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal, NamedTuple
@@ -14,11 +9,72 @@ from typing import Any, Literal, NamedTuple
 import jax
 import numpy as np
 from jax.core import Tracer
-from jaxtyping import Array, Float, Int32
+from jaxtyping import Array, Float, Int32, Shaped
 
-from jboost.entry.representation import show
+from jboost.entry.arrays import fill_mask
+from jboost.entry.messages import show
 from jboost.numerics.ids import number_ids, read_ids
 from jboost.numerics.padding import padded_size
+from jboost.tables.columns import Column, is_gap, list_levels, read_numbers
+from jboost.tables.frames import find_columns, find_frame
+from jboost.tables.sparse import is_sparse
+
+
+def is_table(x: Any) -> bool:
+    """Checks whether ``x`` is a data frame or a structured array."""
+    if isinstance(x, np.ndarray):
+        return x.dtype.names is not None
+    return not is_sparse(x) and find_frame(x, "x") is not None
+
+
+def list_orders(x: Any) -> dict[int, list[Any]]:
+    """Maps the index of each column of an ordered dtype to its levels, in order."""
+    table = None if is_sparse(x) else find_columns(x, "x")
+    columns = [] if table is None else table.items()
+    orders = {
+        feature: _list_order(Column(f"column {show(label)} of x", column))
+        for feature, (label, column) in enumerate(columns)
+    }
+    return {f: levels for f, levels in orders.items() if levels is not None}
+
+
+def first_rows(x: Any, num_rows: int) -> Iterator[tuple[Any, np.ndarray]]:
+    """Yields label and cells of each numeric column, before conversion to float32."""
+    table = find_columns(x, "x")
+    if table is None:
+        yield from enumerate(np.asarray(fill_mask(x))[:num_rows].T)
+        return
+    for label, column in table.items():
+        head: Any = Column(f"column {show(label)} of x", column[:num_rows])
+        numeric = (
+            head.dtype.kind in "fiu"
+            if isinstance(column, np.ndarray)
+            else head.dtype.is_numeric()
+        )
+        if numeric:
+            yield label, read_numbers(head)
+
+
+def _list_order(column: Column) -> list[Any] | None:
+    """Returns the levels of an ordered dtype in their order; None for other dtypes."""
+    if isinstance(column.cells, np.ndarray):
+        return None
+    import narwhals.stable.v2 as nw  # takes long, and arrays do not need it
+
+    arrow = getattr(column.cells.to_native(), "type", None)
+    if isinstance(column.dtype, nw.Enum) or getattr(arrow, "ordered", False):
+        levels = list_levels(column.cells)
+        return [v.item() if isinstance(v, np.generic) else v for v in levels]
+    return None
+
+
+def find_gap(values: Shaped[np.ndarray, " N"]) -> int | None:
+    """Returns the first row with None, NaN or NA; None if there is no such row."""
+    if values.dtype.kind == "O":
+        return next((row for row, v in enumerate(values.tolist()) if is_gap(v)), None)
+    gaps = np.flatnonzero(values != values)
+    return int(gaps[0]) if len(gaps) else None
+
 
 MOST_CHECKED = 256  # rows of the group on which a loss is checked
 _MOST_WIDTHS = 8  # tables, each of which is compiled

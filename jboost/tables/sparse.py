@@ -14,8 +14,8 @@ import jax
 import numpy as np
 from jax.core import Tracer
 
-from jboost.entry.representation import show
-from jboost.tables.wide_columns import WideColumn
+from jboost.entry.messages import show
+from jboost.tables.columns import WideColumn
 
 Absent = Literal["missing", "zero"]
 ABSENT = ("missing", "zero")

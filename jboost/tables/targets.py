@@ -15,8 +15,8 @@ from jax.core import Tracer
 from jaxtyping import Array
 
 from jboost.entry.arrays import as_array, refuse_mask
-from jboost.entry.representation import show
-from jboost.tables.collisions import warn_of_rounding
+from jboost.entry.messages import show
+from jboost.tables.domains import warn_of_rounding
 from jboost.tables.frames import read_values
 from jboost.tables.offsets import check_finite, narrow_floats
 

@@ -14,6 +14,7 @@ import jax
 import numpy as np
 from jaxtyping import Array, Float, Shaped
 
+from jboost.boosting.derivatives import choose_scaling
 from jboost.boosting.method import Method
 from jboost.boosting.reports import no_sizes
 from jboost.boosting.round_programs import (
@@ -31,10 +32,11 @@ from jboost.boosting.round_programs import (
     with_loss,
     without_loss,
 )
-from jboost.boosting.row_derivatives import choose_scaling
 from jboost.boosting.state import Arrays, BoostState, Problem, bind_objective
-from jboost.entry.devices import is_on_cpu
-from jboost.entry.efforts import (
+from jboost.entry.context import is_on_cpu
+from jboost.entry.decorators import fetch
+from jboost.entry.memory import release_free_memory
+from jboost.entry.programs import (
     BRISK,
     FEW,
     FULL,
@@ -43,10 +45,9 @@ from jboost.entry.efforts import (
     SMALL_GROUPS,
     WHOLE,
     Effort,
+    compiled,
+    num_made,
 )
-from jboost.entry.memory import release_free_memory
-from jboost.entry.programs import compiled, num_made
-from jboost.entry.results import fetch
 from jboost.entry.stages import run_in_stages
 from jboost.numerics.packing import count_words, unpack
 from jboost.objective.evaluation import loss_values

@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jboost.boosting.row_derivatives import (
+from jboost.boosting.derivatives import (
     choose_scaling,
     differentiate,
     scale_derivatives,
@@ -22,11 +22,10 @@ from jboost.boosting.row_derivatives import (
 from jboost.boosting.settings import Settings
 from jboost.boosting.sharding import EVERYWHERE
 from jboost.boosting.state import Arrays, Problem, estimate_parameters
+from jboost.entry.messages import show
 from jboost.entry.programs import compiled
-from jboost.entry.representation import show
-from jboost.model.ensemble import Ensemble, check_model, map_rounds
+from jboost.model.ensemble import Ensemble, check_model, map_rounds, take_part
 from jboost.model.predicting import leaf_indices
-from jboost.model.slices import take_part
 from jboost.model.wide_thresholds import warn_of_float32
 from jboost.tables.categories import WORD, Categories
 from jboost.tables.frames import RowSource

@@ -1,16 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""fit: trains a model on raw tables.
+"""Training: the public function fit."""
 
-In: tables and settings. Out: a model and its history. Four steps: read the request,
-which checks all that needs no data (``request``); prepare the rows, whether they come
-as arrays or as a stream (``preparing``); begin, afresh, from a model or from a
-checkpoint (here); run chunks of rounds (``host_loop``).
-"""
-
+import functools
 from collections.abc import Callable, Sequence
 from os import PathLike
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
+import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import ArrayLike, Shaped
 from tqdm import tqdm
@@ -20,6 +16,7 @@ from jboost.boosting.settings import Regularization
 from jboost.entry.arguments import explain_arguments
 from jboost.entry.decorators import on_host
 from jboost.entry.exchanges import gather_numbers, num_processes, use_processes
+from jboost.entry.messages import warn_user
 from jboost.kernels.grow_cpu import keep_scratch
 from jboost.kernels.library import takes_implementation
 from jboost.kernels.settling import settle_implementation
@@ -29,20 +26,18 @@ from jboost.tables.frames import RowSource
 from jboost.tables.sparse import Absent
 from jboost.training.checkpoints import (
     Checkpoint,
-    read_checkpoint,
-    read_sharing,
-    resume,
-)
-from jboost.training.continuing import continue_from
-from jboost.training.fingerprints import (
     compare_processes,
     describe_call,
     describe_run,
+    lock_checkpoint,
+    read_checkpoint,
+    read_sharing,
+    resume,
     take_fingerprint,
 )
+from jboost.training.continuing import continue_from
 from jboost.training.history import Trained
 from jboost.training.host_loop import FitRun, run_rounds
-from jboost.training.locks import lock_checkpoint
 from jboost.training.pacing import open_bar
 from jboost.training.preparing import Prepared, make_job, prepare_rows
 from jboost.training.request import (
@@ -52,11 +47,46 @@ from jboost.training.request import (
     refuse_large_run,
 )
 from jboost.training.scoring import By, Metrics
-from jboost.training.spreading import spans_processes
+from jboost.training.sharded import spans_processes
 from jboost.training.starting import start, start_position, start_record
-from jboost.training.two_classes import hint_at_classes
 from jboost.trees.candidates import Candidates, CandidateWeights
 from jboost.trees.leaves import LeafSolver
+
+P = ParamSpec("P")
+R = TypeVar("R")
+_LABELS = ({0.0, 1.0}, {-1.0, 1.0}, {1.0, 2.0})
+_FEW = 20  # of so few rows two values may be chance
+
+
+def hint_at_classes(function: Callable[P, R]) -> Callable[P, R]:
+    """Decorates ``fit(x, y, loss=squared_error)``, whose signature stays the same."""
+
+    @functools.wraps(function)
+    def hinted(*args: P.args, **kwargs: P.kwargs) -> R:
+        if len(args) < 3 and "loss" not in kwargs:
+            _warn_of_labels(args[1] if len(args) > 1 else kwargs.get("y"))
+        return function(*args, **kwargs)
+
+    return hinted
+
+
+def _warn_of_labels(y: Any) -> None:
+    try:
+        values = np.asarray(y)
+        if values.dtype.kind not in "biuf" or values.size < _FEW:
+            return
+        values = values.astype(np.float64).reshape(-1)
+        few = {*values[:_FEW].tolist()}
+    except Exception:  # what cannot be read is refused later, by name
+        return
+    if len(few) <= 2 and {*np.unique(values).tolist()} in _LABELS:
+        low, high = np.unique(values)
+        warn_user(
+            f"y has only the values {low:g} and {high:g}, and loss is squared_error, "
+            "its default; pass jb.losses.logistic to learn the probability of 1 (with "
+            "y of 0 and 1), use JBoostClassifier for labels of any kind, or pass "
+            "loss=jb.losses.squared_error if it is meant"
+        )
 
 
 @explain_arguments

@@ -10,11 +10,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jboost.entry.attributes import make_attribute_error
-from jboost.entry.packages import import_pandas
-from jboost.entry.representation import MOST_LINES, cut
+from jboost.entry.messages import MOST_LINES, cut, import_pandas, make_attribute_error
 from jboost.model.ensemble import Ensemble
-from jboost.training.comparing import BY_LOSS, Criterion
+from jboost.training.metrics import BY_LOSS, Criterion
 
 UNNAMED = "validation"  # the name of a set that was given without one
 

@@ -15,6 +15,8 @@ import jax
 import numpy as np
 from tqdm import tqdm
 
+from jboost.entry.context import use_implementation
+from jboost.entry.decorators import fetch, is_out_of_memory
 from jboost.entry.exchanges import (
     gather_numbers,
     gather_tables,
@@ -25,15 +27,11 @@ from jboost.entry.exchanges import (
     num_processes,
     process_number,
 )
-from jboost.entry.implementation import use_implementation
-from jboost.entry.representation import show
-from jboost.entry.results import fetch, is_out_of_memory
-from jboost.entry.warning import warn_user
+from jboost.entry.messages import show, warn_user
 from jboost.objective.faults import warn_of_lost_rows
 from jboost.tables.frames import SourceError
 from jboost.training.checkpoints import Checkpoint, write_checkpoint
 from jboost.training.chunks import Chunk, Job, Position, Runner
-from jboost.training.comparing import Compared, describe_gaps
 from jboost.training.history import (
     Trained,
     TrainingError,
@@ -46,7 +44,7 @@ from jboost.training.idleness import (
     describe_limits,
     has_split,
 )
-from jboost.training.metric_calls import evaluate_metric
+from jboost.training.metrics import Compared, describe_gaps, evaluate_metric
 from jboost.training.pacing import advance, pace_rounds, skip_to
 from jboost.training.record import Record
 from jboost.training.scoring import describe_call

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from jboost.boosting.grouping import (
+from jboost.boosting.groups import (
     check_first_group,
     find_widths,
     read_groups,
@@ -28,24 +28,22 @@ from jboost.codes.binning import fit_frame
 from jboost.codes.bins import Bins
 from jboost.codes.gathering import unite_frames
 from jboost.entry import feature_checks
-from jboost.entry.efforts import QUICK
 from jboost.entry.exchanges import (
     agree,
     gather_numbers,
     gather_tables,
     num_processes,
 )
-from jboost.entry.programs import compiled
+from jboost.entry.programs import QUICK, compiled
 from jboost.model.ensemble import Ensemble
 from jboost.objective.retracing import trace_loss_once
-from jboost.tables.collisions import warn_of_collisions
-from jboost.tables.domains import check_domain
+from jboost.tables.domains import check_domain, warn_of_collisions
 from jboost.tables.frames import RowSource, Schema, read_frame
 from jboost.tables.sparse import SparseMatrix, check_gaps
 from jboost.tables.targets import check_weights
 from jboost.training.chunks import ArrayRunner, Job, Runner
 from jboost.training.continuing import adopt_categories
-from jboost.training.metric_checks import try_metrics
+from jboost.training.metrics import try_metrics
 from jboost.training.request import FitRequest, RawRows
 from jboost.training.rows import (
     PaddedRows,

@@ -12,12 +12,12 @@ import numpy as np
 
 from jboost.boosting.sharding import rows_of
 from jboost.boosting.state import BoostState, Problem
+from jboost.entry.decorators import fetch
 from jboost.entry.exchanges import (
     agree,
     gather_numbers,
 )
-from jboost.entry.representation import show
-from jboost.entry.results import fetch
+from jboost.entry.messages import show
 from jboost.entry.stages import run_in_stages
 from jboost.objective.evaluation import Objective, loss_values
 from jboost.objective.faults import (

@@ -17,21 +17,20 @@ from jax.sharding import Mesh
 from jboost import losses
 from jboost.boosting.memory_needs import refuse_large_model, refuse_large_table
 from jboost.boosting.method import initial_scores
-from jboost.boosting.rates import learning_rates
-from jboost.boosting.settings import Settings, read_settings
+from jboost.boosting.settings import Settings, learning_rates, read_settings
 from jboost.boosting.sharding import check_mesh
 from jboost.entry import checks, feature_checks
-from jboost.entry.meshes import find_mesh
-from jboost.entry.representation import show
+from jboost.entry.context import find_mesh
+from jboost.entry.messages import show
 from jboost.model.ensemble import Ensemble
 from jboost.objective.group_tracing import read_inputs
 from jboost.tables.frames import RowSource
 from jboost.tables.groups import RowGroups
-from jboost.training.comparing import Criterion
 from jboost.training.continuing import check_start, match_columns
+from jboost.training.metrics import Criterion
 from jboost.training.rows import name_sets
 from jboost.training.scoring import bind_metrics, check_metrics, read_by
-from jboost.training.spreading import check_devices
+from jboost.training.sharded import check_devices
 
 
 class RawRows(NamedTuple):

@@ -15,7 +15,7 @@ import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Array, Float, Shaped
 
-from jboost.boosting.grouping import match_groups, place_groups, read_groups
+from jboost.boosting.groups import match_groups, place_groups, read_groups
 from jboost.boosting.state import Data
 from jboost.codes.binning import bin_columns, bin_entries
 from jboost.codes.bins import Bins
@@ -27,17 +27,17 @@ from jboost.entry.exchanges import (
     gather_tables,
     num_processes,
 )
-from jboost.entry.representation import show
+from jboost.entry.messages import show
 from jboost.numerics.padding import pad_rows, padded_size
 from jboost.tables.categories import check_values
-from jboost.tables.collisions import warn_of_rounding
+from jboost.tables.domains import warn_of_rounding
 from jboost.tables.frames import Schema, read_frame
 from jboost.tables.groups import RowGroups
 from jboost.tables.offsets import read_offset
 from jboost.tables.sparse import SparseMatrix, check_gaps
 from jboost.tables.targets import check_targets, check_weights, match_targets
 from jboost.training.history import UNNAMED
-from jboost.training.spreading import Spread, padded_rows, spread_rows
+from jboost.training.sharded import Spread, padded_rows, spread_rows
 
 _FEW_ROWS = 8192  # compiling takes longer than training on so many
 _FEW_COLUMNS = 32

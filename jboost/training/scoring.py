@@ -18,10 +18,8 @@ from jboost.entry.arguments import (
     positional_names,
     takes_mask,
 )
-from jboost.entry.representation import show
-from jboost.entry.warning import warn_user
-from jboost.training.comparing import Criterion
-from jboost.training.metric_calls import GroupMetric, HostMetric
+from jboost.entry.messages import show, warn_user
+from jboost.training.metrics import Criterion, GroupMetric, HostMetric
 
 Metrics = str | Sequence[str | Callable[..., Any]] | Mapping[str, Any] | None
 By = str | tuple[str, str] | None

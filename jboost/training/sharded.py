@@ -1,27 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compiles the programs of training for rows that are divided among devices.
-
-In: a function that a program of one device consists of, and how its operands and
-results are divided. Out: a program that runs it on every shard and returns the same
-bits; its collectives are those of :mod:`jboost.entry.collectives`.
-"""
+"""Rows on the devices of a mesh."""
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
+from jaxtyping import Array
 
-from jboost.boosting.round_programs import (
-    Derived,
-    Finish,
-    Grown,
-    Growth,
-    Stored,
-    Turn,
-)
-from jboost.boosting.row_derivatives import RowDerivatives
-from jboost.boosting.row_sample import Round
+from jboost.boosting.derivatives import Round, RowDerivatives
+from jboost.boosting.round_programs import Derived, Finish, Grown, Growth, Stored, Turn
 from jboost.boosting.sharding import (
     EVERYWHERE,
     rows_of,
@@ -31,8 +22,136 @@ from jboost.boosting.sharding import (
 )
 from jboost.boosting.state import Arrays, StartPoint
 from jboost.entry.collectives import Shards
+from jboost.entry.exchanges import gather_numbers
 from jboost.entry.programs import Compiled, compiled
-from jboost.training.spreading import Spread
+from jboost.numerics.padding import pad_rows, padded_size
+
+_SMALL_SIZES = (256, 1024, 2048, 4096, 8192)
+
+
+class Spread(NamedTuple):
+    """The division of a table among the devices of a mesh.
+
+    Attributes:
+      shards: of all rows.
+      own: which of the shards are on devices of this process.
+    """
+
+    mesh: Mesh
+    shards: Shards
+    own: tuple[int, ...]
+
+    @property
+    def length(self) -> int:
+        """The rows of a shard, with padding."""
+        return padded_rows(max(self.shards.sizes))
+
+    @property
+    def first_row(self) -> int:
+        """The global number of the first row of this process."""
+        return self.shards.first_rows[self.own[0]] if self.own else 0
+
+    def put(self, array: Any, axis: int = 0, padding: Any = None) -> Array:
+        """Returns the array of all rows; padding repeats the first row.
+
+        Args:
+          array: of the rows of this process, along ``axis``.
+          padding: an array whose row padding repeats instead.
+        """
+        array = np.moveaxis(np.asarray(array), axis, 0)
+        ends = np.cumsum([self.shards.sizes[i] for i in self.own])
+        parts = np.split(array, ends[:-1])
+        spare = array[:1] if padding is None else padding
+        whole = np.concatenate([self._pad(part, spare) for part in parts])
+        whole = np.moveaxis(whole, 0, axis)
+        sharding = NamedSharding(self.mesh, rows_of(self.shards, axis))
+        return jax.make_array_from_process_local_data(
+            sharding, np.ascontiguousarray(whole)
+        )
+
+    def put_zeros(self, shape: tuple[int, ...]) -> Array:
+        """Returns zeros of a shape followed by the rows."""
+        sharding = NamedSharding(self.mesh, rows_of(self.shards, len(shape)))
+        local = np.zeros((*shape, len(self.own) * self.length), np.float32)
+        return jax.make_array_from_process_local_data(sharding, local)
+
+    def put_everywhere(self, arrays: Any) -> Any:
+        """Returns arrays that every device holds whole."""
+        sharding = NamedSharding(self.mesh, EVERYWHERE)
+
+        def put(array):
+            if isinstance(array, jax.Array) and array.sharding == sharding:
+                return array
+            array = np.asarray(array)
+            return jax.make_array_from_process_local_data(sharding, array, array.shape)
+
+        return jax.tree.map(put, arrays)
+
+    def _pad(self, part, spare):
+        short = self.length - len(part)
+        return np.concatenate([part, pad_rows(spare, short)]) if short else part
+
+    def describe(self, array: Array) -> jax.ShapeDtypeStruct:
+        """Returns the shape of an array [n, ...] of all rows without padding."""
+        shape = (sum(self.shards.sizes), *array.shape[1:])
+        return jax.ShapeDtypeStruct(shape, array.dtype)
+
+    def fetch(self, array: Array, axis: int = 0) -> np.ndarray:
+        """Returns the rows of this process, without padding."""
+        parts = []
+        for shard in array.addressable_shards:
+            index = (shard.index[axis].start or 0) // self.length
+            part = np.moveaxis(np.asarray(shard.data), axis, 0)
+            parts.append((index, part[: self.shards.sizes[index]]))
+        parts = [part for _, part in sorted(parts, key=lambda pair: pair[0])]
+        return np.moveaxis(np.concatenate(parts), 0, axis)
+
+
+def padded_rows(num_rows: int) -> int:
+    """Rounds the rows of a training run up: few sizes for small tables."""
+    larger = (size for size in _SMALL_SIZES if size >= num_rows)
+    return next(larger, padded_size(num_rows))
+
+
+def spread_rows(mesh: Mesh, num_rows: int, padded: bool) -> Spread:
+    """Divides the rows of all processes; each process divides its own evenly.
+
+    Args:
+      num_rows: of this process.
+      padded: whether one device would hold padded rows.
+    """
+    owners = [device.process_index for device in mesh.devices.flat]
+    ranks = sorted(set(owners))
+    counts, sizes = gather_numbers(num_rows), []
+    for rank, rows in zip(ranks, counts, strict=True):
+        devices = owners.count(rank)
+        each = -(-rows // devices)
+        sizes += [min(each, max(0, rows - i * each)) for i in range(devices)]
+    total = padded_rows(sum(sizes)) if padded else sum(sizes)
+    own = tuple(i for i, owner in enumerate(owners) if owner == jax.process_index())
+    return Spread(mesh, Shards(tuple(mesh.axis_names), tuple(sizes), total), own)
+
+
+def spans_processes(mesh: Mesh | None) -> bool:
+    """Returns whether a mesh has devices of other processes."""
+    if mesh is None:
+        return False
+    return any(d.process_index != jax.process_index() for d in mesh.devices.flat)
+
+
+def check_devices(mesh: Mesh) -> None:
+    """Raises for a mesh whose devices are not those of all processes in order.
+
+    Or of this process alone.
+    """
+    owners = [device.process_index for device in mesh.devices.flat]
+    if not spans_processes(mesh):
+        return
+    if owners != sorted(owners) or set(owners) != set(range(jax.process_count())):
+        raise ValueError(
+            "mesh must hold devices of every process, in the order of processes, as "
+            f"jax.make_mesh((jax.device_count(),), ('rows',)) does, got {owners}"
+        )
 
 
 def compile_start(spread: Spread, find_start: Callable[..., Any], loss: Any) -> Any:

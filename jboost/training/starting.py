@@ -22,13 +22,12 @@ from jboost.boosting.state import (
     bind_objective,
     start_state,
 )
-from jboost.entry.efforts import FEW, FULL
+from jboost.entry.decorators import fetch
 from jboost.entry.exchanges import (
     agree,
 )
-from jboost.entry.programs import Compiled, compiled
-from jboost.entry.representation import show
-from jboost.entry.results import fetch
+from jboost.entry.messages import show
+from jboost.entry.programs import FEW, FULL, Compiled, compiled
 from jboost.entry.stages import run_in_stages
 from jboost.objective.evaluation import Objective, gradients, loss_values
 from jboost.training.chunks import Job, Position, choose_effort, no_trees

@@ -20,7 +20,7 @@ from jboost.codes.codes import DenseCodes
 from jboost.kernels import binning_cpu
 from jboost.kernels.binning_cpu import code_dtype
 from jboost.kernels.library import choose
-from jboost.numerics.fixed_point import choose_scale, quantize
+from jboost.numerics.exact import choose_scale, quantize
 
 Candidates = Literal["global", "local", "exact"]
 CandidateWeights = Literal["samples", "curvature"]

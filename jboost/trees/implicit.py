@@ -14,9 +14,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from jboost.numerics.sums import sum_by_group
+from jboost.numerics.exact import sum_by_group
 from jboost.objective.evaluation import gradients, mean_of_rows
-from jboost.objective.moving_minima import find_kinked
+from jboost.objective.minimizers import find_kinked
 from jboost.objective.tracing import TracedLoss
 from jboost.trees.leaf_operations import derive_selected
 

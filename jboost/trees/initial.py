@@ -41,17 +41,16 @@ from jboost.objective.evaluation import (
     mean_weight,
     weighted_mean,
 )
-from jboost.objective.moving_minima import locate_minimizers
-from jboost.trees.damped_newton import move_scores
+from jboost.objective.minimizers import locate_minimizers
 from jboost.trees.joint_start import (
     begin_at,
     best_of,
     minimise_jointly,
+    move_scores,
     one_group,
     total_loss,
 )
-from jboost.trees.leaves import solve_groups
-from jboost.trees.order_statistics import find_medians, solve_at_kinks
+from jboost.trees.leaves import find_medians, solve_at_kinks, solve_groups
 from jboost.trees.slopes import count_slopes
 
 _SHARES = np.linspace(0.0, 1.0, 32, dtype=np.float32)  # quantiles to begin from

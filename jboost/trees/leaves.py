@@ -1,29 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Solves for what each leaf adds to the score.
-
-In: a loss bound to its data, current scores, the leaf of each row. Out: one value
-per leaf. A problem is always the same: minimize over c
-
-    sum_i w_i l(F_i + c d_i, y_i) + penalty c^2 / 2 + l1 |c|   over a group's rows i,
-
-with d = 1 and a group per leaf (TreeBoost), d = the tree's own values and one group
-(one multiplier per tree), or d = 1 and one group (the initial score).
-"""
+"""Leaf values: Newton steps, order statistics and searches."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, ArrayLike, Bool, Float
+from jaxtyping import Array, ArrayLike, Bool, Float, Int32
 
-from jboost.entry.collectives import current_shards
-from jboost.entry.stages import elementwise, stage
+from jboost.entry.collectives import current_shards, on_first_shard
+from jboost.entry.stages import elementwise, stage, switch
 from jboost.numerics.derivatives import differentiable, round_alone
-from jboost.numerics.sums import sum_changes, sum_channels
+from jboost.numerics.exact import sum_changes, sum_channels, sum_rows
 from jboost.objective.evaluation import (
+    Kinks,
     Objective,
     gradients,
     hessians,
@@ -31,11 +23,169 @@ from jboost.objective.evaluation import (
     take_objective,
     weighted_mean,
 )
+from jboost.objective.minimizers import exact_scale, kink_slopes
 from jboost.objective.minimum import Minimum, find_minimum
-from jboost.trees.groups import Groups, shift_scores, take_rows
 from jboost.trees.implicit import derive_solution
-from jboost.trees.leaf_operations import find_range
-from jboost.trees.order_statistics import find_medians, solve_at_kinks
+from jboost.trees.leaf_operations import add_values, find_range, middle_minimizers
+
+
+class Groups(NamedTuple):
+    """Problems along one score.
+
+    Attributes:
+      k: which score.
+      scores: of all rows.
+      weights: 0 for rows that do not count.
+      direction: d above; None for 1.
+      group: of each row.
+      penalty: of each problem.
+      l1: of every problem; None for 0.
+      resting: weight of rows at rest, of which order statistics take one for each
+        group; see :func:`jboost.trees.leaves.solve_at_kinks`. None for 0.
+    """
+
+    k: Int32[Array, ""]
+    scores: Float[Array, "K N"]
+    weights: Float[Array, " N"]
+    direction: Float[Array, " N"] | None
+    group: Int32[Array, " N"]
+    penalty: Float[Array, " G"]
+    l1: Float[Array, ""] | None = None
+    resting: Float[Array, ""] | None = None
+
+
+def take_rows(groups: Groups, rows: Int32[Array, " M"]) -> Groups:
+    """Returns the same problems with some of their rows."""
+    direction = groups.direction
+    return groups._replace(
+        scores=groups.scores[:, rows],
+        weights=groups.weights[rows],
+        direction=None if direction is None else direction[rows],
+        group=groups.group[rows],
+    )
+
+
+@stage
+def shift_scores(groups: Groups, c: Float[Array, " G"]) -> Float[Array, "K N"]:
+    """Returns the scores after adding c times the direction."""
+    if groups.direction is not None:
+        change = round_alone(c[groups.group] * groups.direction)
+        return _replace_score(groups, (groups.scores[groups.k] + change)[None])
+    row = groups.scores[groups.k][None]
+    return _replace_score(groups, add_values(row, c[None], groups.group[None]))
+
+
+def _replace_score(groups, row):
+    """Returns all scores, with another row in place of score k."""
+    if groups.scores.shape[0] == 1:
+        return row
+    return jax.lax.dynamic_update_slice_in_dim(groups.scores, row, groups.k, 0)
+
+
+def newton_step(
+    gradient: Float[Array, " L"],
+    curvature: Float[Array, " L"],
+    penalty: Float[Array, ""],
+    l1: Float[Array, ""] | None = None,
+) -> tuple[Float[Array, " L"], Float[Array, " L"]]:
+    """Returns -G / (H + penalty) of each leaf (Chen and Guestrin 2016, eq. 5).
+
+    0 where H is not positive, as in XGBoost.
+
+    Args:
+      gradient, curvature: G and H, weighted sums over the leaf's rows.
+      l1: what G is moved by toward 0 first, as an l1 |c| in the objective asks.
+
+    Returns:
+      The values, and the decrease G^2 / (2 (H + penalty)) that they promise.
+    """
+    weight = jnp.where(curvature > 0, curvature + penalty, jnp.inf)
+    if l1 is not None:
+        gradient = gradient - jnp.clip(gradient, -l1, l1)
+    value = -gradient / weight
+    return value, -gradient * value / 2
+
+
+def find_medians(objective: Objective, groups: Groups) -> Float[Array, " G"]:
+    """Finds the middle of all c that minimize sum_i w_i |F*_i - F_i - c| per group.
+
+    The weighted median of the rows' own minimizers F*; rows without one do not count.
+    """
+    return _find_medians(objective.minimizer, groups)
+
+
+@stage
+def _find_medians(minimizer, groups):
+    assert minimizer is not None
+    minimizer = minimizer[groups.k]
+    known = jnp.isfinite(minimizer)
+    weights = jnp.where(known, groups.weights, 0.0)
+    slopes = (jnp.float32(1), jnp.float32(2))
+    return middle_minimizers(
+        jnp.where(known, minimizer, 0.0), groups.scores[groups.k], weights, slopes,
+        exact_scale(2 * sum_rows(weights)), groups.group, groups.penalty.shape[0],
+    )  # fmt: skip
+
+
+def solve_at_kinks(
+    objective: Objective,
+    groups: Groups,
+    kinks: Kinks,
+    solve: Callable[[], Float[Array, " G"]],
+) -> Float[Array, " G"]:
+    """Returns order statistics if each row has one kink, else what ``solve`` finds.
+
+    With ``groups.resting`` = m, each group has one more row, of weight m, the slopes of
+    an average row and its minimum at the present score. For squared error such a row
+    would add m c^2 / 2 to a leaf's loss, as l2 does; for absolute error the value is
+    the median of the residuals and of m zeros.
+    """
+    assert objective.minimizer is not None
+    minimizer = objective.minimizer
+
+    def of_rows():
+        return _find_middles(minimizer, groups, kinks, kink_slopes(objective))
+
+    def of_all():
+        slopes = (kinks.left, kinks.right)
+        return _find_middles(minimizer, groups, kinks, slopes)
+
+    return switch(kinks.kind, [solve, of_rows, of_all])
+
+
+@stage
+def _find_middles(minimizer, groups, kinks, slopes):
+    left, right = slopes
+    kinks_of_rows, scale = (left, left + right), kinks.scale
+    rows = (minimizer[0], groups.scores[0], groups.weights, groups.group)
+    if groups.resting is not None:
+        rows, kinks_of_rows, scale = _add_resting(rows, kinks_of_rows, scale, groups)
+    *values, group = rows
+    return middle_minimizers(
+        *values, kinks_of_rows, scale, group, groups.penalty.shape[0]
+    )
+
+
+def _add_resting(rows, kinks, scale, groups):
+    """Appends one row to each group."""
+    num_groups, resting = groups.penalty.shape[0], groups.resting
+    every = jnp.arange(num_groups, dtype=groups.group.dtype)
+    means = [weighted_mean(kink, groups.weights) for kink in kinks if kink.ndim]
+    if means:
+        kinks = [
+            jnp.append(kink, jnp.broadcast_to(mean, num_groups))
+            for kink, mean in zip(kinks, means, strict=True)
+        ]
+    kink = means[1] if means else kinks[1]
+    added = (jnp.float32(0), jnp.float32(0), on_first_shard(resting), every)
+    rows = [
+        jnp.append(values, jnp.broadcast_to(value, num_groups))
+        for values, value in zip(rows, added, strict=True)
+    ]
+    # Half of the range for the rows, half for what is added.
+    scale = jnp.minimum(scale, exact_scale(resting * kink)) / 2
+    return rows, tuple(kinks), scale
+
 
 LeafSolver = Literal[
     "auto",
@@ -72,7 +222,7 @@ def solve_leaves(
     ``"median_step"``: one step from the median, see :func:`step_from_median`.
 
     Args:
-      newton: gives what :func:`jboost.trees.newton.newton_step` returns.
+      newton: gives what :func:`jboost.trees.leaves.newton_step` returns.
       leaf_solver: not "auto".
       bounds: least and greatest value of each leaf. The nearest value within is
         taken, which for a convex loss is the best one. With "line_search" the steps

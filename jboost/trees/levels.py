@@ -17,9 +17,8 @@ from jboost.codes.bins import MISSING
 from jboost.codes.codes import Codes
 from jboost.kernels import levels_cuda
 from jboost.kernels.library import choose
-from jboost.numerics.random_bits import derive
-from jboost.numerics.sampling import sample_in_xla
-from jboost.numerics.sums import sum_by_group
+from jboost.numerics.exact import sum_by_group
+from jboost.numerics.random import derive, sample_in_xla
 from jboost.tables.categories import goes_left
 from jboost.trees import paths
 from jboost.trees.category_splits import count_words, find_mixed_split

@@ -12,7 +12,7 @@ from jaxtyping import Array, Bool, Float, Int32, UInt8, UInt32
 
 from jboost.codes.codes import Codes
 from jboost.entry.collectives import first_row, most, total
-from jboost.numerics.fixed_point import FixedPoint, choose_scale, quantize
+from jboost.numerics.exact import FixedPoint, choose_scale, quantize
 
 
 class RoundedRows(NamedTuple):

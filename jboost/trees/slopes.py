@@ -15,7 +15,7 @@ from jaxtyping import Array, ArrayLike, Bool, Float, Int32
 from jboost.entry.collectives import some, total
 from jboost.entry.stages import elementwise, repeat, stage
 from jboost.objective.evaluation import Objective, gradients, hessians, loss_values
-from jboost.trees.damped_newton import ROUNDING
+from jboost.trees.joint_start import ROUNDING
 
 _PROBES = 6  # distances, 1/16 to 16^4 times the score, at which losses are compared
 _BESIDE = 2.0**-10  # of 1 + |minimizer|: where the loss must be defined, too

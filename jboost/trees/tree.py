@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from jaxtyping import Array, Bool, Float, Int32, UInt32
 
-from jboost.entry.representation import show_fields
+from jboost.entry.messages import show_fields
 
 CATEGORICAL = -1  # the threshold of a split by categories
 

@@ -33,7 +33,7 @@ constexpr int64_t kSplitWork = 10;         // such visits that splitting a row i
 constexpr int64_t kSlotTasks = 64;         // tasks of a level's slots
 constexpr int64_t kLine = 16;              // floats of a cache line
 
-// A value above the index of its row; see jboost.cart.sorted_words.
+// A value above the index of its row; see jboost.cart.least_squares.
 using Word = uint64_t;
 constexpr Word kRow = 0xFFFFFFFF;
 constexpr Word kMissing = kRow << 32;

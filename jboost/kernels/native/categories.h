@@ -46,7 +46,7 @@ struct CategorySplitOutput {
 int32_t FindGreatestGradient(const Pool& pool, const Rows& rows, int64_t num_rows);
 
 // Sums, over the rows of the first slots, the squares of the gradient's integers, as
-// digits [slots, 4] of an ExactSum. See _sum_squares of jboost.trees.plain_growth.
+// digits [slots, 4] of an ExactSum. See _sum_squares of jboost.trees.grow.
 void SumSquares(const Pool& pool, const Rows& rows, int64_t num_rows,
                 int32_t greatest_gradient, int64_t num_slots, int32_t* digits);
 

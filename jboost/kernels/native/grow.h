@@ -135,7 +135,7 @@ struct GrowLoops {
   void (*sum_magnitudes)(const float* values, const uint8_t* in_bag, int64_t count,
                          float up, int64_t* high, int64_t* low);
   // Rounds the derivatives of a chunk to words; see
-  // jboost.numerics.fixed_point.quantize.
+  // jboost.numerics.exact.quantize.
   void (*quantise)(const float* gradient, const float* curvature, int64_t first_row,
                    int64_t count, const float* scale, const uint32_t* seed,
                    bool stochastic, bool uniform, const uint8_t* in_bag,
@@ -189,17 +189,17 @@ bool AreInChunk(const uint16_t* index, int64_t size, int64_t count);
 bool SplitPairs(const Pool& pool, const PairedRows& rows, int64_t num_rows);
 
 // Weighs the derivatives of the rows in the bag, divides them by `mean`, and tells how
-// many times each row counts. See weigh_rows of jboost.boosting.structure.
+// many times each row counts. See weigh_rows of jboost.boosting.round.
 void WeighRows(const Pool& pool, const WeighedRows& rows, int64_t num_rows);
 
-// How derivatives become integers; see jboost.numerics.fixed_point.
+// How derivatives become integers; see jboost.numerics.exact.
 struct Rounding {
   float scale[2];  // of gradients and of curvatures
   bool stochastic;
   bool uniform;  // all rows have the same curvature: its integers count rows
 };
 
-// Quantizes the derivatives (see quantise of jboost.numerics.fixed_point), and puts the
+// Quantizes the derivatives (see quantise of jboost.numerics.exact), and puts the
 // rows in the bag into slot 0. `in_bag` says how many times a row counts, 0 for rows
 // outside the bag; without `uniform` it multiplies the derivatives. `first_row` is the
 // number of the first row, if these are not all rows.

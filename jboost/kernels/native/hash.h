@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The seeded hash of jboost.numerics.random_bits.hash_words. Everything here has
+// The seeded hash of jboost.numerics.random.hash_words. Everything here has
 // internal linkage, because the loops of every instruction set include it.
 #ifndef JBOOST_HASH_H_
 #define JBOOST_HASH_H_
@@ -23,7 +23,7 @@ inline uint32_t Hash(uint32_t word, const Seed& seed) {
   return Mix(Mix(word + seed.first) + seed.second);
 }
 
-// jboost.numerics.random_bits.derive: a seed of its own for each use of a seed.
+// jboost.numerics.random.derive: a seed of its own for each use of a seed.
 inline Seed Derive(const Seed& seed, uint32_t use) {
   return {Hash(2 * use, seed), Hash(2 * use + 1, seed)};
 }

@@ -103,7 +103,7 @@ struct GroupedRows {
 };
 
 // sums[c][g] = the sum of weights[i] values[c][i] over the rows i of group g. The
-// bits do not depend on the order of the rows; see jboost.numerics.sums.sum_channels.
+// bits do not depend on the order of the rows; see jboost.numerics.exact.sum_channels.
 void SumByGroup(const Pool& pool, const GroupedRows& rows, float* sums);
 
 // sums[0][g] = the sum of after - before over the rows of group g, sums[1][g] = that of

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Sums of float32 numbers whose bits do not depend on the order of the terms; see
-// jboost.numerics.sums.sum_rows.
+// jboost.numerics.exact.sum_rows.
 #ifndef JBOOST_REDUCE_H_
 #define JBOOST_REDUCE_H_
 

@@ -25,12 +25,12 @@ struct SamplingLoops {
 JBOOST_DECLARE_LOOPS(SamplingLoops)
 
 // Chooses max(1, round(fraction * number)) of the eligible entries, or all of them if
-// fraction >= 1. See jboost.numerics.sampling.sample.
+// fraction >= 1. See jboost.numerics.random.sample.
 void Sample(const Pool& pool, const uint32_t* seed, const uint8_t* eligible,
             int64_t count, float fraction, uint8_t* chosen);
 
 // Writes the masks [slots, F] of a level: features are sampled for the tree, from these
-// for the level, and from these for each node; see jboost.trees.growing.
+// for the level, and from these for each node; see jboost.trees.grow.
 void SampleFeatures(const uint32_t* seed, int32_t level, const float fractions[3],
                     int64_t num_slots, int64_t num_features, uint8_t* masks);
 

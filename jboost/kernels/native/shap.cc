@@ -153,7 +153,7 @@ class Packer {
     return place;
   }
 
-  // See ShapEdgeSize for the layout and Edges in jboost.explanation.attributions for
+  // See ShapEdgeSize for the layout and Edges in jboost.explanation.shap for
   // the formulas.
   void FillEdge(int64_t place, int side, double before, double share) {
     int64_t size = points_.size;

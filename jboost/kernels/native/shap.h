@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Shapley values of trees, and their interactions: jboost.explanation.attributions.
+// Shapley values of trees, and their interactions: jboost.explanation.shap.
 //
 // Trees are packed: only nodes that are split, parents before children. Each node has
 // tables of numbers that do not depend on the row: for each of its edges, the number by

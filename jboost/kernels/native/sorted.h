@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Growing one tree on rows sorted by each feature: any value may be a threshold.
 //
-// It equals jboost.trees.sorted_growth bit for bit. An entry is (code << 32) + row. The
+// It equals jboost.trees.exact_growth bit for bit. An entry is (code << 32) + row. The
 // entries of a feature are grouped by node and sorted by code within a node, so that
 // missing values (code 0) come first. The groups of all features lie at the same
-// positions, because they hold the same rows; see jboost.trees.sorted_growth.
+// positions, because they hold the same rows; see jboost.trees.exact_growth.
 //
 // One sweep over a node's entries makes running sums at the ends of its values (or of
 // its bins of values). They are searched as the cumulative histograms of grow.h are.
@@ -20,7 +20,7 @@
 namespace jboost {
 
 constexpr int64_t kSweepRows = 1024;       // whose sums are searched while in cache
-constexpr int32_t kMostCodes = INT32_MAX;  // MOST_CODES of jboost.trees.sorted_splits
+constexpr int32_t kMostCodes = INT32_MAX;  // MOST_CODES of jboost.trees.exact_growth
 
 // Sums at the ends of values: the missing value first, then up to kSweepRows values.
 // Two more may follow: code 1 without rows, and the last of all codes.

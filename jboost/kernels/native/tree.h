@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Growing a whole tree: the operations of grow.h, level by level.
 //
-// It equals jboost.trees.plain_growth bit for bit. What is passed from level to level
+// It equals jboost.trees.grow bit for bit. What is passed from level to level
 // (bounds of leaf values, features on the path, leaves that remain) is that of
 // jboost.trees.paths.
 #ifndef JBOOST_TREE_H_
@@ -35,7 +35,7 @@ struct TreeLimits {
   const CategoryLimits* categories;  // null without
 };
 
-// Limits in the units in which splits are searched; see jboost.trees.search_units.
+// Limits in the units in which splits are searched; see jboost.trees.limits.
 class SearchLimits {
  public:
   // `units`: what one integer of gradient and of curvature stands for.

@@ -1,0 +1,665 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Derivatives of a round: evaluated, scaled, drawn, and projected for shared trees."""
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int32, UInt32
+
+from jboost.boosting.auto import decide_by_data, needs_minimizer
+from jboost.boosting.first_sums import FirstSums, Sizes, sum_first
+from jboost.boosting.groups import draw_bag, probe_round
+from jboost.boosting.method import Method
+from jboost.boosting.state import (
+    BoostState,
+    Data,
+    Problem,
+    bind_groups,
+    bind_objective,
+    find_minima,
+)
+from jboost.entry.collectives import count_rows, first_row, most, use_shards
+from jboost.kernels.float_bits import exponent_above, power_of_two
+from jboost.kernels.varying import vary
+from jboost.numerics.derivatives import round_alone
+from jboost.numerics.exact import sum_rows
+from jboost.numerics.random import derive, hash_words
+from jboost.objective.curvature import (
+    EXPONENTS,
+    Chosen,
+    derivatives,
+    informed_derivatives,
+    is_raised,
+    least_curvature,
+    leave_out_lost,
+    mean_positive,
+    round_seed,
+    smoothing_scale,
+)
+from jboost.objective.evaluation import known_targets, weighted_mean
+from jboost.trees.limits import TreeLimits, count_in
+
+
+class RowDerivatives(NamedTuple):
+    """Derivatives of every row, before weights.
+
+    Attributes:
+      mean: what "relative" regularization divides by.
+      first_mean: the mean curvature of the first round; 1 if it is not used.
+      concentration: N / N_eff of the first round, see :func:`_concentrate`; 1 if it is
+        not used.
+      value_unit: the unit of leaf values fitted with these derivatives, in units of
+        the values that the splits see.
+      factor: by which the derivatives of each row are multiplied already; None for 1.
+      known: rows whose target of this score is known; None for all.
+    """
+
+    gradient: Float[Array, "*K N"]
+    curvature: Float[Array, "*K N"]
+    mean: Float[Array, "*K"]
+    first_mean: Float[Array, "*K"]
+    concentration: Float[Array, "*K"]
+    value_unit: Float[Array, "*K"]
+    factor: Float[Array, "*K N"] | None = None
+    known: Bool[Array, "*K N"] | None = None
+
+
+class RawDerivatives(NamedTuple):
+    """Gradient and positive curvature of every row by one policy.
+
+    Attributes:
+      factor, known: see :class:`RowDerivatives`.
+    """
+
+    gradient: Float[Array, "K N"]
+    curvature: Float[Array, "K N"]
+    factor: Float[Array, "K N"] | None = None
+    known: Bool[Array, "K N"] | None = None
+
+
+class Policy(NamedTuple):
+    """What follows from a curvature policy for its numbers.
+
+    Attributes:
+      unit: whether the curvature says nothing about the scale of the loss.
+      raised: whether it has a least value, and
+      by_start: whether that depends on the start of training.
+      varies: whether the concentration of information is measured.
+    """
+
+    unit: bool
+    raised: bool
+    by_start: bool
+    varies: bool
+
+
+class Scaling(NamedTuple):
+    """How derivatives are scaled; it does not hold the loss.
+
+    Attributes:
+      relative: whether they are divided by the mean curvature.
+      policies: one, or that of the splits and that of the leaves.
+    """
+
+    relative: bool
+    policies: tuple[Policy, ...]
+
+
+def choose_scaling(problem: Problem) -> Scaling:
+    """Returns how the derivatives of a problem are scaled."""
+    method = problem.method
+    loss: Any = problem.loss
+    num_scores = 1 if loss is None else loss.num_scores
+    given = problem.arrays.given is not None
+    minima = loss is not None and needs_minimizer(loss)
+
+    def describe(curvature):
+        raised = not given and is_raised(minima, curvature)
+        by_start = raised and curvature == "auto" and num_scores > 1
+        varies = curvature != "unit" and not given and minima
+        return Policy(curvature == "unit", raised, by_start, varies)
+
+    policies = tuple(describe(curvature) for curvature in list_policies(method))
+    return Scaling(method.regularization == "relative", policies)
+
+
+def differentiate(
+    problem: Problem,
+    state: BoostState,
+    smooth: bool | None = None,
+    leave_out: bool = True,
+) -> tuple[BoostState, tuple[RawDerivatives, ...]]:
+    """Evaluates the derivatives of every row.
+
+    Args:
+      smooth: see :func:`jboost.objective.curvature.derivatives`.
+      leave_out: whether derivatives that are not finite are replaced by 0; if not, that
+        is left to :func:`jboost.boosting.round_programs.split_pairs`.
+
+    Returns:
+      The state, with new minimizers where parameters of the loss have moved them and
+      new sizes where rows are sharded, and derivatives by each policy.
+    """
+    method, weights = problem.method, problem.data.weights
+    if problem.loss.coupled:
+        return _differentiate_groups(problem, state)
+    objective = bind_objective(problem, state)
+    if problem.loss.estimate is not None and state.minimizer is not None:
+        # The parameters have changed, and with them the minimum of a row may move.
+        objective = find_minima(objective, problem.data)
+        state = state._replace(minimizer=objective.minimizer, kinks=objective.kinks)
+
+    delta = None
+    alone = problem.loss.num_scores == 1  # others may have scores without minima
+    if state.sizes is not None and alone and (problem.loss.straight or smooth):
+        guess, (scores, sizes) = state.sizes.smoothing, (state.scores, state.sizes)
+        delta, found = smoothing_scale(objective, scores, weights, guess)
+        state = state._replace(sizes=sizes._replace(smoothing=found))
+
+    def evaluate(curvature):
+        if curvature not in EXPONENTS:
+            return *derivatives(
+                objective, state.scores, weights, curvature, smooth, raised=False,
+                delta=delta,
+            ), None  # fmt: skip
+        seed = round_seed(state.words, state.round)
+        gradient, positive, factor = informed_derivatives(
+            objective, state.scores, weights, curvature, seed
+        )
+        if factor is not None:
+            factor = jnp.where(jnp.isfinite(factor), factor, 0.0)
+        return gradient, positive, factor
+
+    known = known_targets(problem.loss, problem.data.targets)
+    policies = list_policies(method)
+    if problem.arrays.given is not None:
+        raw = RawDerivatives(*problem.arrays.given, known=known)
+        return state, (raw,) * len(policies)
+    raw = tuple(RawDerivatives(*evaluate(each), known) for each in policies)
+    if problem.loss.quadratic and "function" not in policies:
+        return state, raw
+    return _leave_out(state, raw, weights) if leave_out else (state, raw)
+
+
+def _leave_out(state, raw, weights):
+    """Returns the state and derivatives of which those that are lost are 0."""
+    found = [leave_out_lost(each.gradient, each.curvature, weights) for each in raw]
+    raw = tuple(
+        each._replace(gradient=gradient, curvature=positive)
+        for each, (gradient, positive, _) in zip(raw, found, strict=True)
+    )
+    return note_lost(state, found[0][2]), raw
+
+
+def note_lost(state: BoostState, lost: Int32[Array, "2"]) -> BoostState:
+    """Returns the state with the first round in which rows have lost a derivative.
+
+    Args:
+      lost: from :func:`jboost.objective.curvature.count_lost`, in this round.
+    """
+    now = jnp.concatenate([state.round[None], lost])
+    first = (state.lost[1] == 0) & (lost[0] > 0)
+    return state._replace(lost=jnp.where(first, now, state.lost))
+
+
+def _differentiate_groups(problem, state):
+    weights, groups = problem.data.weights, problem.data.groups
+    if groups.kind != "ids":  # rows outside the bag leave their group
+        weights = jnp.where(draw_rows(problem, state), weights, 0.0)
+    objective = bind_groups(problem, state, weights)
+    policies = list_policies(problem.method)
+    probe, found = probe_round(
+        objective, state.scores, state.probe, state.round, policies
+    )
+    raw = tuple(RawDerivatives(*pair) for pair in found)
+    return _leave_out(state._replace(probe=probe), raw, weights)
+
+
+def draw_rows(problem: Problem, state: BoostState) -> Bool[Array, " N"]:
+    """Draws the rows that a round learns from."""
+    share, weights = problem.arrays.numbers.subsample, problem.data.weights
+    if share is None:
+        return weights > 0
+    seed, share = round_seeds(state)[0], jax.lax.stop_gradient(share)
+    return draw_bag(problem.data.groups, seed, weights, share)
+
+
+def round_seeds(state: BoostState) -> UInt32[Array, "seeds 2"]:
+    """Returns the seeds of a round: one for the rows, and one for each tree."""
+    num_scores = state.steps.shape[0]
+    uses = jnp.arange(num_scores + 1, dtype=jnp.int32)
+    return derive(state.words, (num_scores + 1) * state.round + uses)
+
+
+def scale_derivatives(
+    scaling: Scaling,
+    weights: Float[Array, " N"],
+    state: BoostState,
+    raw: tuple[RawDerivatives, ...],
+    first: FirstSums | None = None,
+) -> tuple[RowDerivatives, RowDerivatives, FirstSums | None]:
+    """Returns derivatives that shape the trees, and those that fit their leaves.
+
+    Both pairs are the same unless ``method.leaf_curvature`` differs from the curvature
+    of the splits. Then "relative" divides both by the mean curvature of the splits,
+    except for unit curvature, which says nothing about the scale of the loss: there
+    each pair is divided by its own mean.
+
+    Args:
+      first: where rows are sharded, if there is one policy.
+
+    Returns:
+      Both pairs, and ``first`` with what is found of whether it holds.
+    """
+    (shape, first), *rest = (
+        _scale(scaling, weights, state, policy, each, first)
+        for policy, each in zip(scaling.policies, raw, strict=True)
+    )
+    if not rest:
+        return shape, shape, first
+    ((fitted, _),) = rest
+    if not scaling.policies[0].unit:
+        fitted = fitted._replace(
+            mean=shape.mean,
+            first_mean=shape.first_mean,
+            concentration=shape.concentration,
+        )
+        return shape, fitted, first
+    mean = weighted_mean(fitted.curvature, weights)
+    unit = 1 / jnp.where(mean > 0, mean, 1.0)
+    return shape, fitted._replace(value_unit=unit), first
+
+
+def _scale(scaling, weights, state, policy, raw, first):
+    """Returns a pair, and the first sums with whether they hold."""
+    gradient, positive, factor, known = raw
+    if policy.raised:
+        mean = mean_positive(positive, weights) if first is None else first.mean
+        least = least_curvature(mean, state.coupling.start if policy.by_start else None)
+        positive = jnp.maximum(positive, least[:, None])
+        if first is not None:
+            first = first._replace(holds=first.least >= least)
+    one = jnp.ones(state.steps.shape[0], jnp.float32)
+    if policy.unit or not scaling.relative:
+        units = (one, one, one, one)
+        return RowDerivatives(gradient, positive, *units, factor, known), first
+    mean = _find_mean(positive, weights, first)
+    flat = mean == 0  # no row has any curvature: all count alike
+    positive = jnp.where(flat[:, None], 1.0, positive)
+    if first is not None:
+        first = first._replace(holds=first.holds & ~flat)
+    # Means are over all rows; those without a target have no curvature.
+    mean = _share_among_scores(mean / state.known_shares, flat, state)
+    first_mean = jnp.where(state.round > 0, state.first_mean, mean)
+    concentration = one
+    if policy.varies:
+        concentration = jax.lax.cond(
+            state.round > 0,
+            lambda gradient, positive: state.concentration,
+            partial(_concentrate, weights, state),
+            gradient, positive,
+        )  # fmt: skip
+    mean = concentration * _follow(mean, first_mean)
+    pair = RowDerivatives(
+        gradient, positive, mean, first_mean, concentration, one, factor, known
+    )
+    return pair, first
+
+
+def _find_mean(positive, weights, first):
+    if first is None:
+        return weighted_mean(positive, weights)
+    return jax.lax.cond(
+        jnp.all(first.holds), lambda *_: first.mean, weighted_mean, positive, weights
+    )
+
+
+def list_policies(method: Method) -> tuple[Chosen, ...]:
+    """Returns the policies of the splits and, if it is another one, of the leaves."""
+    if method.leaf_curvature == method.curvature:
+        return (method.curvature,)
+    return method.curvature, method.leaf_curvature
+
+
+def _concentrate(weights, state, gradient, curvature):
+    """Returns N / N_eff: the rows per equally informative row, for each score.
+
+    The information of a row is i = (h + g^2 / phi) / 2 with phi = mean g^2 / mean h,
+    which is near 1 for a likelihood. The N rows hold as much as N_eff = (sum i)^2 /
+    sum i^2 equally informative ones. For a logistic loss at its
+    constant score p it is 1 / (4 p (1 - p)), so that the mean curvature times it is
+    1/4, the most that a row can have, however rare positive rows are.
+
+    1 for scores that interact (those that compete share the curvature of a row
+    already), and where some row has a minimum of its own: far from it the curvature
+    may be anything.
+    """
+    # Rows of weight 0 may hold anything, and have a derivative in their weight.
+    known = jnp.isfinite(gradient) & jnp.isfinite(curvature)
+    gradient, curvature = (
+        jnp.where(known, values, 0.0) for values in (gradient, curvature)
+    )
+    # Divided by the largest, so that squares of squares are finite.
+    counted = jnp.where((weights > 0)[None, :], jnp.abs(gradient), 0.0)
+    greatest = most(jnp.max(counted, axis=1, keepdims=True))
+    greatest = jax.lax.stop_gradient(greatest)
+    square = jnp.square(gradient / jnp.where(greatest > 0, greatest, 1.0))
+    information = (_relate(curvature, weights) + _relate(square, weights)) / 2
+    found = weighted_mean(jnp.square(information), weights)
+    varies = state.endless
+    if state.coupling is not None:
+        varies &= ~state.coupling.competing & (state.coupling.start == 0)
+    return jnp.where(varies, found * state.known_shares, 1.0)
+
+
+def _relate(values, weights):
+    """Divides by the weighted mean; 1 where that is 0."""
+    mean = weighted_mean(values, weights)[:, None]
+    return jnp.where(mean > 0, values / jnp.where(mean > 0, mean, 1.0), 1.0)
+
+
+def _follow(mean, first):
+    """Returns the present mean; if that is less than the first, their geometric mean.
+
+    Where the fit flattens the loss (logistic), regularization must not fade as fast as
+    the curvature, because rows fitted by chance flatten it, too; nor must it
+    stay constant, which would prevent a perfect fit of separable classes.
+    """
+    share = jnp.sqrt(jnp.minimum(mean / first, 1.0))
+    return jnp.maximum(mean, first) * share
+
+
+def _share_among_scores(mean, flat, state):
+    """Returns the mean curvature of each score, or of all that compete."""
+    if state.coupling is not None:
+        # Scores that compete for a row (softmax) share the curvature of the row: the
+        # sum of their means, in units in which all of them move alike.
+        competing, move, _ = state.coupling
+        squares = jnp.where(competing, jnp.square(move), 1.0)
+        total = jnp.sum(jnp.where(competing, mean * squares, 0.0))
+        mean = jnp.where(competing, total / squares, mean)
+    return jnp.where(flat | ~(mean > 0), 1.0, mean)
+
+
+_SIGNS = 1 << 30  # keeps signs apart from what else a tree's seed draws
+_MOST_ROWS, _LEAST_ROWS = 4096, 256  # that a direction is drawn from
+_MOST_TERMS = 1 << 22  # of the products of gradients of all scores
+_LEAST_SPREAD = 1e-5  # of the largest eigenvalue: a direction that no gradient has
+
+
+class Line(NamedTuple):
+    """Derivatives along one direction, for a tree of all scores.
+
+    Attributes:
+      derivatives: with an axis of one tree in front.
+      units: those of the leaf values, into which limits on them are converted; see
+        :func:`jboost.boosting.round.shaping_limits`. No derivatives of rows.
+    """
+
+    derivatives: RowDerivatives
+    units: RowDerivatives
+
+
+def draw_line(
+    seed: UInt32[Array, "2"],
+    shape: RowDerivatives,
+    fitted: RowDerivatives,
+    weights: Float[Array, " N"],
+    competing: Bool[Array, ""] | bool,
+) -> Line:
+    """Draws the direction of a round; returns the derivatives along it.
+
+    Args:
+      shape: derivatives of the K scores that shape the tree, and
+      fitted: those that its leaves are fitted with.
+      weights: of the rows; 0 for rows that the tree does not learn from.
+      competing: whether some scores do; see
+        :class:`jboost.objective.evaluation.Coupling`.
+    """
+    shape, fitted, weights = jax.lax.stop_gradient((shape, fitted, weights))
+    direction = _draw_direction(seed, fitted, weights, competing)
+    size, magnitude = jnp.square(direction), jnp.abs(direction)
+    one, nothing = jnp.ones(1, jnp.float32), None
+
+    def replace_zero(value):
+        return jnp.where(value > 0, value, 1.0)[None]
+
+    derivatives = RowDerivatives(
+        gradient=_add_scores(direction, shape.gradient)[None],
+        curvature=_add_scores(size, shape.curvature)[None],
+        mean=replace_zero(_add_scores(size, shape.mean)),
+        first_mean=one, concentration=one, value_unit=one,
+        known=None if shape.known is None else jnp.any(shape.known, 0, keepdims=True),
+    )  # fmt: skip
+    units: Any = derivatives._replace(gradient=nothing, curvature=nothing, known=None)
+    return Line(
+        derivatives,
+        units._replace(
+            mean=replace_zero(_add_scores(magnitude, fitted.mean)),
+            value_unit=replace_zero(jnp.max(magnitude * fitted.value_unit)),
+        ),
+    )
+
+
+def _draw_direction(seed, fitted, weights, competing):
+    root = jnp.sqrt(fitted.mean)
+    rows, number, counted = _pick_rows(weights, len(root))
+    bits = hash_words(number.astype(jnp.uint32), derive(seed, jnp.int32(_SIGNS)))
+    signs = jnp.where(bits >> 31 == 0, jnp.float32(1), jnp.float32(-1))
+    gradient = fitted.gradient[:, rows] / root[:, None]
+    direct = _direct_by_rows if len(root) > _LEAST_ROWS else _direct_by_scores
+    step, size = direct(gradient, signs, counted, competing)
+    # Rows that all weigh nothing say nothing: every score then counts alike.
+    step = jnp.where(jnp.any(step != 0), step, 1.0) / (size * root)
+    # A power of two rounds nothing; divided by it, no square overflows.
+    return step * power_of_two(-exponent_above(jnp.max(jnp.abs(step))))
+
+
+def _direct_by_scores(gradient, signs, counted, competing):
+    """Returns u~ in units in which no score is lost in float32, and these units."""
+    num_scores = len(gradient)
+    upper = np.triu_indices(num_scores)
+    products = round_alone(gradient[upper[0]] * gradient[upper[1]])
+    terms = jnp.concatenate([signs[None, :] * gradient, products])
+    sums = sum_rows(terms, counted)
+    signed, products = sums[:num_scores], sums[num_scores:]
+    matrix = jnp.zeros((num_scores, num_scores), jnp.float32).at[upper].set(products)
+    size = _choose_units(jnp.diagonal(matrix), competing)
+    matrix, signed = matrix / (size[:, None] * size[None, :]), signed / size
+    return _divide_by_root(matrix, signed, competing), size
+
+
+def _direct_by_rows(gradient, signs, counted, competing):
+    """Returns the same for more scores than rows are drawn.
+
+    With G the gradients times the root of the weights, one row for each, C = G'G, and
+    C^-a G' s = G' (G G')^-a s: a matrix of as many rows as are drawn replaces C.
+    """
+    size = _choose_units(sum_rows(round_alone(gradient**2), counted), competing)
+    scale = jnp.sqrt(counted)
+    table = gradient.T * scale[:, None] / size[None, :]
+    table = jnp.where((counted > 0)[:, None], table, 0.0)
+    # Only one shard has a row, the others have zeros.
+    table = most(jnp.maximum(table, 0.0)) - most(jnp.maximum(-table, 0.0))
+    signed = signs * most(scale)
+
+    def multiply(row):
+        return _sum_scores(round_alone(table * row[None, :]))
+
+    share = _divide_by_root(jax.lax.map(multiply, table), signed, competing)
+    return _sum_scores(round_alone(table * share[:, None]).T), size
+
+
+def _sum_scores(terms):
+    with use_shards(None):  # all shards have these
+        return sum_rows(terms)
+
+
+def _choose_units(own, competing):
+    return jnp.where(competing | (own == 0), 1.0, jnp.sqrt(own))
+
+
+def _divide_by_root(matrix, vector, competing):
+    """Returns matrix^-a vector within the space that the gradients span."""
+    values, axes = jnp.linalg.eigh(matrix, symmetrize_input=False, UPLO="U")
+    spanned = values > _LEAST_SPREAD * values[-1]
+    known = jnp.where(spanned, values, 1.0)
+    spread = jnp.where(competing, jnp.sqrt(known), known)
+    spread = jnp.where(spanned, spread, jnp.inf)
+    return axes @ ((axes.T @ vector) / spread)
+
+
+def _pick_rows(weights, num_scores):
+    """Returns some rows, evenly spaced among all, their numbers and weights.
+
+    Of rows that do not exist the weight is 0. Padding does not change them: the last
+    row that counts is the last one.
+    """
+    count = max(_LEAST_ROWS, _MOST_TERMS // num_scores**2)
+    if num_scores <= _LEAST_ROWS:
+        count = min(count, _MOST_ROWS, count_rows(len(weights)))
+    own, step = (jnp.arange(n, dtype=jnp.int32) for n in (len(weights), count))
+    last = most(jnp.max(jnp.where(weights > 0, first_row() + own + 1, 0)))
+    whole, rest = jax.lax.div(last, count), jax.lax.rem(last, count)
+    spaced = step * whole + jax.lax.div(step * rest, count)
+    number = jnp.where(last > count, spaced, step)
+    row = number - first_row()
+    inside = (row >= 0) & (row < len(weights)) & (number < last)
+    row = jnp.where(inside, row, 0)
+    return row, number, jnp.where(inside, weights[row], 0.0)
+
+
+def _add_scores(factors, values):
+    """Returns sum_k factors[k] values[k], added in this order in every program.
+
+    Score by score: where XLA calls YNNPACK, a sum over the first axis takes ten times
+    as long on a CPU.
+    """
+
+    def add(total, each):
+        factor, value = each
+        return total + round_alone(factor * value), None
+
+    start = vary(jnp.zeros_like(values[0]), values)
+    return jax.lax.scan(add, start, (factors, values))[0]
+
+
+class Round(NamedTuple):
+    """What is known of a round before its trees grow, score by score.
+
+    Attributes:
+      k: 0 .. K - 1.
+      seeds: one for each tree.
+      shape: derivatives that shape the trees.
+      fitted: derivatives that leaves are fitted with.
+      in_bag: rows that the trees learn from; None in programs that know it is all.
+      whole: whether no row is left out.
+      limits: numbers that shape the trees, "auto" resolved.
+      first: sums over the shards, where rows are sharded; for trees whose leaves are
+        fitted with the derivatives that shape them.
+      sizes, lost: of the state after the round.
+      line: what the tree is grown from where one serves all scores; None otherwise.
+    """
+
+    k: Int32[Array, " K"]
+    seeds: UInt32[Array, "K 2"]
+    shape: RowDerivatives
+    fitted: RowDerivatives
+    in_bag: Bool[Array, " N"]
+    whole: Bool[Array, ""]
+    limits: TreeLimits
+    first: FirstSums | None
+    sizes: Sizes | None
+    lost: Int32[Array, "3"]
+    line: Line | None = None
+
+    def trees(self) -> "OneTree":
+        """Returns what differs from score to score, to be mapped over."""
+        return OneTree(self.k, self.seeds, self.shape, self.fitted, self.first)
+
+    def structure(self) -> "OneTree":
+        """Returns what the splits of the tree of all scores are found with."""
+        assert self.line is not None
+        one = OneTree(self.k[:1], self.seeds[:1], *self.line, None)
+        return jax.tree.map(lambda array: array[0], one)
+
+    def weights(
+        self, data: Data, known: Bool[Array, "*K N"] | None = None
+    ) -> Float[Array, "*K N"]:
+        """Returns the weights of the rows that the trees learn from, 0 for others.
+
+        Rows of weight 0 have a derivative in their weight, unless rows are sampled.
+
+        Args:
+          known: of the derivatives that leaves are fitted with.
+        """
+        weights = data.weights
+        if self.in_bag is not None:
+            inside = self.in_bag | (self.whole & (data.weights == 0))
+            weights = jnp.where(inside, data.weights, 0.0)
+        return weights if known is None else jnp.where(known, weights, 0.0)
+
+
+class OneTree(NamedTuple):
+    """What a round knows of one tree; the fields are those of :class:`Round`."""
+
+    k: Int32[Array, "*K"]
+    seed: UInt32[Array, "*K 2"]
+    shape: RowDerivatives
+    fitted: RowDerivatives
+    first: FirstSums | None
+
+
+def start_round(
+    problem: Problem,
+    scaling: Scaling,
+    state: BoostState,
+    raw: tuple[RawDerivatives, ...],
+) -> Round:
+    """Draws the rows and the seeds of a round, and scales the derivatives.
+
+    Args:
+      scaling: from :func:`jboost.boosting.derivatives.choose_scaling`.
+      raw: from :func:`jboost.boosting.derivatives.differentiate`.
+    """
+    numbers, num_scores = problem.arrays.numbers, state.steps.shape[0]
+    seeds = round_seeds(state)
+    limits, share = numbers.limits, numbers.subsample
+    if scaling.relative:
+        limits = count_in(limits, state.weight_unit)
+    choices = decide_by_data(
+        state.pointed,
+        state.least_rows,
+        problem.method.leaf_solver,
+        limits.min_child_samples,
+    )
+    weights = problem.data.weights
+    in_bag = draw_rows(problem, state)
+    first, sizes = None, state.sizes
+    if len(scaling.policies) == 1 and raw[0].known is None:  # all rows count alike
+        raised = scaling.policies[0].raised
+        pair = raw[0].gradient, raw[0].curvature
+        first, sizes = sum_first(*pair, weights, in_bag, raised, sizes)
+    shape, fitted, first = scale_derivatives(scaling, weights, state, raw, first)
+    now = Round(
+        k=jnp.arange(num_scores, dtype=jnp.int32),
+        seeds=seeds[1:],
+        shape=shape,
+        fitted=fitted,
+        in_bag=in_bag,
+        whole=jnp.asarray(True if share is None else share >= 1),
+        limits=limits._replace(min_child_samples=choices.min_child_samples),
+        first=first,
+        sizes=sizes,
+        lost=state.lost,
+    )
+    if not problem.method.share_structure:
+        return now
+    coupling = state.coupling
+    competing = False if coupling is None else jnp.any(coupling.competing)
+    line = draw_line(seeds[1], shape, fitted, now.weights(problem.data), competing)
+    # Only the sums of one score's tree are known before it grows.
+    return now._replace(line=line, first=None)

@@ -1,0 +1,327 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rounds of losses of groups."""
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+from jaxtyping import Array, ArrayLike, Bool, Float, Int32, UInt32
+
+from jboost.losses import Adaptive, bare_loss
+from jboost.numerics.exact import sum_channels, sum_rows
+from jboost.numerics.random import derive, sample
+from jboost.objective.coupled import GroupObjective, group_gradient
+from jboost.objective.group_tracing import (
+    check_loss_mask,
+    estimate_in_group,
+    read_inputs,
+)
+from jboost.objective.minimum import find_minimum
+from jboost.objective.probing import Probe, linearize, raise_curvature, renew_probe
+from jboost.objective.tracing import needs_groups
+from jboost.tables.groups import (
+    MOST_CHECKED,
+    RowGroups,
+    check_full_groups,
+    check_group_weights,
+    check_groups,
+    pad_groups,
+    take_first_group,
+)
+from jboost.trees.joint import Stopping, solve_jointly
+from jboost.trees.joint_start import move_scores
+
+
+class ValidationRows(NamedTuple):
+    """Rows for ``validation``; see :func:`rows`."""
+
+    x: Any
+    y: Any
+    sample_weight: Any = None
+    offset: Any = None
+    groups: Any = None
+
+
+def rows(
+    x: Any,
+    y: Any,
+    *,
+    sample_weight: Any = None,
+    offset: Any = None,
+    groups: Any = None,
+) -> ValidationRows:
+    """Names the parts of a validation set; the arguments are those of ``fit``.
+
+    Example:
+      >>> import jboost as jb
+      >>> parts = jb.rows([[1.0], [2.0]], [0, 1], groups=[7, 7])
+      >>> parts.groups
+      [7, 7]
+    """
+    return ValidationRows(x, y, sample_weight, offset, groups)
+
+
+def read_groups(
+    groups: Any, loss: Any, weights: Any, num_rows: int, prefix: str = ""
+) -> tuple[RowGroups | None, Any]:
+    """Checks the groups of rows.
+
+    Args:
+      weights: of the rows, checked; None for 1.
+      prefix: of the names of arguments in errors.
+
+    Returns:
+      The groups, without padding, and the weights that derivatives are multiplied by.
+
+    Raises:
+      TypeError, ValueError: there is not one id for each row, the loss is not one of
+        groups, weights differ within a group and the loss does not take them, or groups
+        need padding and it does not take ``where``.
+    """
+    if groups is None:
+        if needs_groups(loss):
+            raise ValueError(
+                f"{prefix}groups must be given, because loss {_name(loss)} takes where "
+                "and so is a loss of a group of rows: an id for each row, 'all', or "
+                "jb.random_groups(n)"
+            )
+        return None, weights
+    inputs = read_inputs(loss)
+    found = check_groups(groups, num_rows, f"{prefix}groups", padded=inputs.where)
+    if not inputs.where:
+        check_full_groups(found, num_rows, f"{prefix}groups")
+    if inputs.weights and (weights is not None or inputs.needs_weights):
+        own = np.ones(num_rows, np.float32) if weights is None else weights
+        own = own.astype(np.float32)
+        return replace(found, weights=own), (own > 0).astype(np.float32)
+    if weights is None:
+        return found, None
+    name = f"{prefix}sample_weight"
+    check_group_weights(found, weights, name)
+    known = not isinstance(weights, Tracer)
+    if known and not inputs.where and (np.asarray(weights) == 0).any():
+        raise ValueError(
+            f"{name} must be positive where the loss does not take where, because no "
+            "row of a group can be left out, got 0"
+        )
+    return found, weights
+
+
+def refuse_bags(loss: Any, groups: RowGroups | None, share: Any) -> None:
+    """Raises if rounds leave rows out of groups, for a traced loss without mask."""
+    if groups is None or groups.kind == "ids" or loss.inputs.where:
+        return
+    if isinstance(share, Tracer) or share < 1:
+        raise ValueError(
+            "subsample must be 1 where groups are not ids and the loss does not take "
+            f"where, because rows leave their groups, got {share}"
+        )
+
+
+def place_groups(groups: RowGroups | None, total: int) -> RowGroups | None:
+    """Returns the groups of ``total`` rows, padding included, on the device."""
+    if groups is None:
+        return None
+    groups = pad_groups(groups, total)
+    assert groups is not None
+    if groups.weights is not None:
+        more = (0, total - len(groups.weights))
+        groups = replace(groups, weights=np.pad(np.asarray(groups.weights), more))
+    return jax.device_put(groups)
+
+
+def match_groups(groups: Any, training: RowGroups | None, label: str) -> Any:
+    """Returns the groups of a validation set: those given, or the kind of training.
+
+    Raises:
+      ValueError: there are groups in one of both only.
+    """
+    if training is None:
+        if groups is not None:
+            raise ValueError(f"{label} must not have groups, because fit is given none")
+        return None
+    if groups is None and training.kind == "ids":
+        raise ValueError(
+            f"{label} must have groups, because fit is given groups: pass "
+            "jb.rows(x, y, groups=ids)"
+        )
+    if groups is None:
+        return training if training.kind == "random" else "all"
+    return groups
+
+
+def check_first_group(
+    loss: Any,
+    groups: RowGroups,
+    targets: Any,
+    num_scores: int,
+    weighted: bool,
+) -> None:
+    """Checks the mask of a loss on one group; see :func:`check_loss_mask`.
+
+    Args:
+      targets: of all rows, on the host, without padding.
+    """
+    size = len(jax.tree.leaves(targets)[0])
+    if groups.kind != "ids" or groups.number is None:
+        most = min(size, groups.width or MOST_CHECKED)
+        index = np.unique(np.linspace(0, size - 1, most).astype(int))
+    else:
+        index = take_first_group(np.asarray(groups.number)[:size])
+    part = jax.tree.map(lambda t: np.asarray(t)[index], targets)
+    parameters = estimate_in_group(loss, part, num_scores)
+    check_loss_mask(loss, part, num_scores, parameters, weighted)
+
+
+def find_widths(sets: Iterable[tuple[RowGroups | None, int]]) -> list[int]:
+    """Returns the widths that a loss is traced for.
+
+    Args:
+      sets: groups and number of rows, with padding, of each set.
+    """
+    widths: set[int] = set()
+    for each, size in sets:
+        assert each is not None
+        if each.kind == "ids":
+            widths |= {table.rows.shape[1] for table in each.tables}
+        else:
+            widths.add(size if each.kind == "all" else each.width)
+    return sorted(widths)
+
+
+def _name(loss):
+    bare = bare_loss(loss.loss if isinstance(loss, Adaptive) else loss)
+    return getattr(bare, "__name__", repr(bare))
+
+
+_STREAM = np.uint32(0x9E3779B9)  # keeps these random numbers apart from those of trees
+_NOISE = 1e-5  # of a sum of magnitudes: what float32 sums of a group cannot tell from 0
+_FIRST_STEP = 1e-3  # of the search for the initial score
+_PROBES = 10  # 16 times as far each: up to 7e7
+_SWEEPS = 4  # over K > 1 scores
+_STOPPING = Stopping(steps=5, residual=0.1, least_bend=0.25, overshoot=0.0)
+
+
+def round_words(
+    words: UInt32[Array, "2"], number: Int32[ArrayLike, ""]
+) -> UInt32[Array, "2"]:
+    """Returns the seed of what a loss of groups draws in a round."""
+    return derive(jnp.asarray(words) ^ _STREAM, jnp.asarray(number, jnp.int32))
+
+
+def draw_bag(
+    groups: RowGroups | None,
+    seed: UInt32[Array, "2"],
+    weights: Float[Array, " N"],
+    share: Float[Array, ""],
+) -> Bool[Array, " N"]:
+    """Draws a share of the rows, or of the groups, none of which is divided."""
+    eligible = weights > 0
+    if groups is None or groups.number is None or groups.kind != "ids":
+        return sample(seed, eligible, share)
+    # There are at most as many groups as rows.
+    counted = jnp.zeros_like(eligible).at[groups.number].max(eligible)
+    return sample(seed, counted, share)[groups.number] & eligible
+
+
+def find_group_start(
+    objective: GroupObjective, offset: Float[Array, "K N"]
+) -> tuple[Float[Array, " K"], Bool[Array, ""]]:
+    """Finds the number that minimizes the loss when it is added to all scores.
+
+    Returns:
+      The number for each score, and whether the loss does not depend on any: the
+      numbers are then 0.
+    """
+    weights = objective.weights
+
+    def slope(start, k):
+        gradient = group_gradient(objective, move_scores(offset, start))[k]
+        counted = jnp.where(weights > 0, gradient * weights, 0.0)
+        return sum_rows(counted), _NOISE * sum_rows(jnp.abs(counted))
+
+    def solve(start, k):
+        # One after the other: the gradient is compiled once.
+        beside = jnp.array([0, -1, 1], jnp.float32)
+        slopes, noises = jax.lax.map(lambda c: slope(start.at[k].add(c), k), beside)
+        flat = jnp.all(jnp.abs(slopes) <= noises)
+
+        def slope_at(point):
+            value, error = slope(start.at[k].set(point[0]), k)
+            # Far away a loss may overflow.
+            value = jnp.where(jnp.isnan(value), point[0] - start[k], value)
+            return value[None], jnp.where(jnp.isnan(error), 0.0, error)[None]
+
+        unbounded = jnp.full(1, jnp.inf, jnp.float32)
+        found = find_minimum(
+            slope_at, start[k][None], jnp.full(1, _FIRST_STEP, jnp.float32),
+            low=-unbounded, high=unbounded, wanted=~flat[None], num_probes=_PROBES,
+        )  # fmt: skip
+        good = found.strict[0] & ~flat
+        return jnp.where(good, start.at[k].set(found.point[0]), start), flat
+
+    num_scores = offset.shape[0]
+    numbers = jnp.tile(
+        jnp.arange(num_scores, dtype=jnp.int32), _SWEEPS if num_scores > 1 else 1
+    )
+    start, flat = jax.lax.scan(solve, jnp.zeros(num_scores, jnp.float32), numbers)
+    return start, jnp.all(flat)
+
+
+def probe_round(
+    objective: GroupObjective,
+    scores: Float[Array, "K N"],
+    probe: Probe,
+    number: Int32[Array, ""],
+    policies: tuple[str, ...],
+) -> tuple[Probe, list[tuple[Float[Array, "K N"], Float[Array, "K N"]]]]:
+    """Returns the probe of a round, and gradient and curvature by each policy."""
+    gradient, probe = renew_probe(objective, scores, probe, number)
+
+    def curvature(policy):
+        if policy == "unit":
+            return jnp.ones_like(gradient)
+        return raise_curvature(probe, objective.weights)
+
+    return probe, [(gradient, curvature(policy)) for policy in policies]
+
+
+def solve_group_leaves(
+    objective: GroupObjective,
+    scores: Float[Array, "K N"],
+    probe: Probe,
+    k: Int32[Array, ""],
+    leaf: Int32[Array, " N"],
+    sums: Any,
+    penalty: Float[Array, ""],
+    l1: Float[Array, ""] | None,
+) -> Float[Array, " L"]:
+    """Returns the values of all leaves of a tree; see :func:`solve_jointly`.
+
+    Args:
+      objective: its weights are 0 for rows outside the bag.
+      leaf: of every row.
+      sums: :class:`jboost.trees.tree.LeafSums` of the tree.
+    """
+    gradient, curvature = sums.gradient, sums.curvature
+    if l1 is not None:
+        gradient = gradient - jnp.clip(gradient, -l1, l1)
+    num_leaves, weights = gradient.shape[0], objective.weights
+    product = linearize(objective, scores, probe)
+
+    def sum_leaves(rows):
+        rows = jnp.where(weights > 0, rows[k], 0.0)
+        return sum_channels((rows,), leaf, num_leaves, weights)[0]
+
+    def multiply(values):
+        direction = jnp.zeros_like(scores).at[k].set(values[leaf])
+        return sum_leaves(product(direction))
+
+    def slope_at(values):
+        return sum_leaves(group_gradient(objective, scores.at[k].add(values[leaf])))
+
+    return solve_jointly(gradient, curvature, penalty, multiply, slope_at, _STOPPING)

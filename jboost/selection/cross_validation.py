@@ -1,0 +1,499 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Cross-validation and sweeps over settings."""
+
+import inspect
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Unpack
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+from jaxtyping import ArrayLike, Bool, Float, Int, Shaped
+
+from jboost import losses
+from jboost.boosting.settings import FitSettings, read_settings, takes_settings
+from jboost.entry import checks
+from jboost.entry.arguments import explain_arguments, hint_argument
+from jboost.entry.decorators import on_host
+from jboost.entry.messages import MOST_LINES, cut, show
+from jboost.kernels.library import takes_implementation
+from jboost.model.ensemble import Ensemble
+from jboost.selection.comparison import SWEPT, Comparison, average, compare, finish
+from jboost.selection.runs import make_record
+from jboost.training.metrics import BY_LOSS, Criterion
+from jboost.training.request import RawRows
+from jboost.training.scoring import By, Metrics
+
+
+@dataclass(frozen=True)
+class CrossValidation:
+    """The result of cross-validation over R rounds.
+
+    Attributes:
+      train_loss: weighted mean loss of the rows that each fold trained on.
+      validation_loss: weighted mean loss of the held-out rows of each fold.
+      metrics: {name: [folds, R]}, on the held-out rows.
+      mean: mean over the folds of the criterion ``by``; all folds count alike.
+      standard_error: standard error of ``mean``: the standard deviation over the folds
+        (ddof 1) divided by sqrt(folds); NaN for one fold.
+      best_round: the round (from 0) of the best mean; -1 if there was no round.
+      scores: of each row after the best round, offset included, from the folds that
+        held it out (their mean, if several did); NaN where none did.
+      held_out: the rows that each fold held out.
+      models: the ensembles of the best round, every array with a leading axis of
+        folds; None without ``return_models``.
+      parameters: parameters of an adaptive loss in the best round, every array with a
+        leading axis of folds; () for other losses.
+      by: the criterion that compares rounds: ("loss", "min"), or the name of a metric
+        and "min" or "max".
+    """
+
+    train_loss: Float[np.ndarray, "folds R"]
+    validation_loss: Float[np.ndarray, "folds R"]
+    metrics: dict[str, Float[np.ndarray, "folds R"]]
+    mean: Float[np.ndarray, " R"]
+    standard_error: Float[np.ndarray, " R"]
+    best_round: int
+    scores: Float[np.ndarray, "N *K"]
+    held_out: Bool[np.ndarray, "folds N"]
+    models: Ensemble | None = None
+    parameters: Any = ()
+    by: Criterion = BY_LOSS
+
+    def __repr__(self) -> str:
+        """Shows the best mean; the arrays would fill pages."""
+        folds, rounds = self.validation_loss.shape
+        found = f"CrossValidation(folds={folds}, num_rounds={rounds}"
+        if rounds == 0:
+            return f"{found})"
+        best = self.best_round
+        return (
+            f"{found}, best_round={best}, by={self.by.name!r}, "
+            f"mean={self.mean[best]:.5g}, "
+            f"standard_error={self.standard_error[best]:.2g})"
+        )
+
+    @property
+    def one_se_round(self) -> int:
+        """First round whose mean is within one standard error of the best."""
+        if self.best_round < 0:
+            return -1
+        ranks, best = self.by.rank(self.mean), self.best_round
+        most = ranks[best] + self.standard_error[best]
+        return int(np.argmax(ranks <= np.fmax(most, ranks[best])))
+
+
+@explain_arguments
+@on_host("call jb.boost there")
+@takes_implementation
+@takes_settings
+def cross_validate(
+    x: Any,
+    y: Any,
+    loss: Callable[..., Any] | losses.Adaptive = losses.squared_error,
+    *,
+    folds: Any = 5,
+    stratify: Any = None,
+    groups: Any = None,
+    shuffle: bool = True,
+    sample_weight: Shaped[ArrayLike, " N"] | None = None,
+    offset: Shaped[ArrayLike, "N *K"] | None = None,
+    metrics: Metrics = None,
+    by: By = None,
+    progress: bool = False,
+    feature_names: Sequence[str] | None = None,
+    mesh: Mesh | None = None,
+    implementation: str | None = None,
+    return_models: bool = False,
+    **settings: Unpack[FitSettings],
+) -> CrossValidation:
+    """Trains on all folds but one and evaluates on that one, for each fold in turn.
+
+        CV(r) = 1/folds sum_k  [mean loss of the rows of fold k after r rounds of
+                                training on the rows outside it]
+
+    (Stone 1974; Geisser 1975). Folds are weights of 0 and 1 in one program, which is
+    compiled once per loss, depth and order of magnitude of the number of rows. Each
+    run equals ``fit`` with those weights, except that the thresholds of features are
+    chosen once from all rows; they depend on x and the weights only.
+
+    Args:
+      x, y, loss: as for :func:`jboost.fit`; x must be in memory, dense or sparse.
+      folds: the number of folds, drawn at random with sizes that differ by at most
+        one; or an integer per row, the fold that holds it out (negative: none does);
+        or pairs (training rows, held-out rows) of indices or masks; or a splitter of
+        scikit-learn, with ``split(x, y, groups)``. An index given c times, as in a
+        bootstrap, multiplies the weight of its row by c; c is the same in all rows of
+        a group if a loss of groups does not take ``weights``.
+      stratify: labels [N], or True for y itself: each fold gets its share of every
+        label.
+      groups: labels [N]: rows with the same label are held out together. For a loss of
+        a group (see :func:`jboost.fit`) they are also its groups, and no fold divides
+        one. With "all" and :func:`jboost.random_groups` folds divide rows, and the
+        held-out rows of a fold form groups of their own. A loss of a group that does
+        not take ``where`` needs ``jb.make_groups(ids, padded=False)``, unless it fails
+        on a single row and so cannot be one of a row.
+      shuffle: False: folds are contiguous blocks of rows.
+      sample_weight: weights of both training and held-out losses.
+      metrics: as for :func:`jboost.fit`, on the held-out rows of each fold.
+      by: the criterion that compares rounds, as for :func:`jboost.fit`; its mean over
+        the folds counts.
+      offset, progress, feature_names, implementation: as for :func:`jboost.fit`.
+      mesh: a ``jax.sharding.Mesh`` of this process's devices, which share the models;
+        each device holds all rows.
+      return_models: whether to keep the model of each fold, of ``best_round + 1``
+        rounds.
+      {settings}
+
+    :func:`jboost.fit` explains the hyperparameters at length. Early stopping looks at
+    the mean over the folds. ``seed`` also seeds the draw of the folds.
+
+    Returns:
+      A CrossValidation. ``jax.vmap(jb.predict, (0, None))(result.models, x)`` computes
+      the scores of all models.
+
+    Raises:
+      TypeError, ValueError: for bad arguments, before training.
+      TrainingError: no row of a fold has a gradient to learn from, or its training
+        loss became NaN or infinite; holds that fold's model up to that round.
+      TrainingInterrupted: ctrl-C; its ``result`` holds the rounds so far.
+      RuntimeError: a metric failed, or no round is the best because ``by`` is NaN or
+        infinite in each.
+
+    Example:
+      >>> import numpy as np, jboost as jb
+      >>> x = np.random.default_rng(0).normal(size=(200, 3))
+      >>> y = x[:, 0] + x[:, 1] ** 2
+      >>> result = jb.cross_validate(x, y, folds=4, num_rounds=8, max_depth=3)
+      >>> result.validation_loss.shape, result.scores.shape
+      ((4, 8), (200,))
+      >>> bool(result.mean[result.best_round] < np.var(y))
+      True
+    """
+    checks.check_flag("return_models", return_models)
+    rows = RawRows(x, y, sample_weight, offset, feature_names)
+    request = Comparison(
+        rows, folds, stratify, groups, shuffle, metrics, by, progress, mesh,
+        keeps_models=True,
+    )  # fmt: skip
+    study, [curve], interrupted = compare(request, loss, [{}], read_settings(settings))
+    mean, error = average(curve.by_fold(study.by.metric))
+    models = _stack_models(study, curve) if return_models else None
+    result = CrossValidation(
+        train_loss=curve.by_fold(column=0),
+        validation_loss=curve.by_fold(),
+        metrics={name: curve.by_fold(name) for name in study.metrics},
+        mean=mean,
+        standard_error=error,
+        best_round=curve.best,
+        scores=_held_out_scores(study, curve),
+        held_out=study.folds.held_out > 0,
+        by=study.by,
+        models=models,
+        parameters=curve.parameters[curve.best + 1],
+    )
+    return finish(result, interrupted, curve.num_rounds)
+
+
+def _stack_models(study, curve):
+    """Returns the models of all folds at the best round."""
+    models = [
+        make_record(study, curve, fold).model(curve.best + 1)
+        for fold in range(len(study.folds.train))
+    ]
+    return jax.tree.map(lambda *leaves: np.stack(leaves), *models)
+
+
+def _held_out_scores(study, curve):
+    """Returns means over the folds that held a row out; NaN if none did."""
+    masks = study.folds.held_out > 0
+    total = np.zeros((len(study.rows.offset), masks.shape[1]))
+    count = np.zeros(masks.shape[1])
+    # Without a round there are no scores.
+    for fold, scores in enumerate(() if curve.scores is None else curve.scores):
+        total[:, masks[fold]] += scores[:, : masks[fold].sum()]
+        count += masks[fold]
+    mean = np.where(count > 0, total / np.maximum(count, 1), np.nan).astype(np.float32)
+    return mean[0] if len(mean) == 1 else mean.T
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """The result of a sweep over P points; R is the largest number of rounds.
+
+    A point that stopped early, or whose training loss became NaN or infinite, has NaN
+    in the rounds that it did not make.
+
+    Attributes:
+      points: the values that each point set, as given.
+      train_loss, validation_loss: as in :class:`CrossValidation`, for each point.
+      metrics: {name: [P, folds, R]}.
+      mean, standard_error: of the criterion that compares points and rounds.
+      best_rounds: the round (from 0) of the best mean of each point; -1 without one,
+        so where no mean is finite.
+      best: index of the point with the best mean, the first of equal ones.
+      held_out: the rows that each fold held out.
+      by: as in :class:`CrossValidation`.
+    """
+
+    points: tuple[dict[str, Any], ...]
+    train_loss: Float[np.ndarray, "P folds R"]
+    validation_loss: Float[np.ndarray, "P folds R"]
+    metrics: dict[str, Float[np.ndarray, "P folds R"]]
+    mean: Float[np.ndarray, "P R"]
+    standard_error: Float[np.ndarray, "P R"]
+    best_rounds: Int[np.ndarray, " P"]
+    best: int
+    held_out: Bool[np.ndarray, "folds N"]
+    by: Criterion = BY_LOSS
+
+    @property
+    def best_point(self) -> dict[str, Any]:
+        """Values of the best point: arguments of ``fit``, parameters of the loss."""
+        return self.points[self.best]
+
+    @property
+    def best_round(self) -> int:
+        """Best round of the best point: train it for ``best_round + 1`` rounds."""
+        return int(self.best_rounds[self.best])
+
+    @property
+    def table(self) -> dict[str, list[Any]]:
+        """Columns with one entry per point, for ``pandas.DataFrame``."""
+        names = dict.fromkeys(name for point in self.points for name in point)
+        columns = {name: [point.get(name) for point in self.points] for name in names}
+        reached = np.arange(len(self.points)), self.best_rounds
+        made = self.best_rounds >= 0
+        for name, array in (
+            ("mean", self.mean), ("standard_error", self.standard_error)
+        ):  # fmt: skip
+            values = array[reached] if array.shape[1] else np.full(len(made), np.nan)
+            columns[name] = np.where(made, values, np.nan).tolist()
+        return {**columns, "best_round": self.best_rounds.tolist()}
+
+    def __repr__(self) -> str:
+        """Shows the best points; ``print`` shows all."""
+        _, folds, rounds = self.validation_loss.shape
+        sizes = f"{len(self.points)} points, {folds} folds, {rounds} rounds"
+        lines = cut(str(self).splitlines(), MOST_LINES - 1, "points")
+        title = f"Sweep of {sizes}, by {self.by.name} ({self.by.direction})"
+        return "\n".join([title, *lines])
+
+    def __str__(self) -> str:
+        """Shows all points, the best one first."""
+        table = self.table
+        order = np.argsort(self.by.rank(table["mean"]), kind="stable")
+        cells = [[*map(_show, (column[i] for column in table.values()))] for i in order]
+        widths = [max(map(len, column)) for column in zip(table, *cells, strict=True)]
+        lines = [
+            [cell.rjust(width) for cell, width in zip(row, widths, strict=True)]
+            for row in ([*table], *cells)
+        ]
+        return "\n".join(map("  ".join, lines))
+
+
+def _show(value):
+    if isinstance(value, float):
+        return f"{value:.5g}"
+    return getattr(value, "__name__", str(value))  # of a loss, say
+
+
+@explain_arguments
+@on_host("call jb.boost there")
+@takes_implementation
+@takes_settings
+def sweep(
+    x: Any,
+    y: Any,
+    loss: Callable[..., Any] | losses.Adaptive,
+    points: Mapping[str, Sequence[Any]] | Sequence[Mapping[str, Any]],
+    *,
+    grid: bool = True,
+    folds: Any = 5,
+    stratify: Any = None,
+    groups: Any = None,
+    shuffle: bool = True,
+    sample_weight: Shaped[ArrayLike, " N"] | None = None,
+    offset: Shaped[ArrayLike, "N *K"] | None = None,
+    metrics: Metrics = None,
+    by: By = None,
+    progress: bool = False,
+    feature_names: Sequence[str] | None = None,
+    mesh: Mesh | None = None,
+    implementation: str | None = None,
+    **settings: Unpack[FitSettings],
+) -> Sweep:
+    """Cross-validates many settings side by side.
+
+    Points that differ only in numbers (learning_rate, l1, l2, max_delta_step,
+    min_gain, min_child_weight, min_child_samples, subsample, the colsamples,
+    category_l2, category_smoothing, min_category_weight, max_onehot, init_score,
+    parameters of the loss) run
+    in one compiled program, with all their folds. Each combination of the others
+    (max_depth, max_leaves, monotone, interactions, regularization, curvature,
+    leaf_solver, loss) has a program of its own; these run one after another.
+
+    Args:
+      x, y, loss: as for :func:`jboost.fit`.
+      points: {name: values}, of which every combination is tried; or a sequence of
+        points {name: value}. A name is an argument listed above or a keyword of the
+        loss: ``jb.sweep(x, y, jb.losses.huber, dict(delta=[0.5, 1.0]), ...)``. The
+        arguments below hold for what a point does not name.
+      grid: False: point i takes the i-th value of each name (for a random search); all
+        names then have equally many values.
+      by: the criterion that compares rounds and points, as for
+        :func:`jboost.cross_validate`. It must name a metric if points differ in their
+        loss, because values of different losses are not comparable.
+      folds, stratify, groups, shuffle, metrics: as for :func:`jboost.cross_validate`;
+        all points have the same folds and seed.
+      sample_weight, offset, progress, feature_names, implementation: as for
+        :func:`jboost.fit`.
+      mesh: as for :func:`jboost.cross_validate`.
+      {settings}
+
+    :func:`jboost.fit` explains the hyperparameters at length. Early stopping looks at
+    the mean of each point over its folds.
+
+    Returns:
+      A Sweep; ``print`` shows the points, the best one first. The losses of a point
+      equal those of :func:`jboost.cross_validate` with its settings.
+
+    Raises:
+      TypeError, ValueError: for bad arguments, before training.
+      TrainingError: no row of a fold has a gradient to learn from at some point.
+      TrainingInterrupted: ctrl-C; its ``result`` holds the rounds so far, none of
+        the points that had not begun.
+      RuntimeError: a metric failed, or no round of any point is the best because
+        ``by`` is NaN or infinite in each.
+
+    Example:
+      >>> import numpy as np, jboost as jb
+      >>> x = np.random.default_rng(0).normal(size=(200, 3))
+      >>> y = x[:, 0] + x[:, 1] ** 2
+      >>> points = dict(learning_rate=[0.01, 0.3], l2=[0.1, 10.0])
+      >>> found = jb.sweep(
+      ...     x, y, jb.losses.squared_error, points, folds=4, num_rounds=8, max_depth=3
+      ... )
+      >>> found.validation_loss.shape, found.best_point["learning_rate"]
+      ((4, 4, 8), 0.3)
+    """
+    checks.check_flag("grid", grid)
+    listed = _list_points(points, grid, loss)
+    rows = RawRows(x, y, sample_weight, offset, feature_names)
+    request = Comparison(
+        rows, folds, stratify, groups, shuffle, metrics, by, progress, mesh,
+        keeps_models=False,
+    )  # fmt: skip
+    study, curves, interrupted = compare(request, loss, listed, read_settings(settings))
+    most = max(curve.num_rounds for curve in curves)
+
+    def stack(pick):
+        arrays = [pick(curve) for curve in curves]
+        rest = [[(0, 0)] * (a.ndim - 1) + [(0, most - a.shape[-1])] for a in arrays]
+        padded = [
+            np.pad(array, widths, constant_values=np.nan)
+            for array, widths in zip(arrays, rest, strict=True)
+        ]
+        return np.stack(padded)
+
+    least = [min(curve.values, default=np.inf) for curve in curves]
+    result = Sweep(
+        points=tuple(listed),
+        train_loss=stack(lambda curve: curve.by_fold(column=0)),
+        validation_loss=stack(lambda curve: curve.by_fold()),
+        metrics={
+            name: stack(lambda curve, name=name: curve.by_fold(name))
+            for name in study.metrics
+        },
+        mean=stack(lambda curve: average(curve.by_fold(study.by.metric))[0]),
+        standard_error=stack(lambda curve: average(curve.by_fold(study.by.metric))[1]),
+        best_rounds=np.array([curve.best for curve in curves]),
+        best=int(np.argmin(least)),
+        held_out=study.folds.held_out > 0,
+        by=study.by,
+    )
+    return finish(result, interrupted, most)
+
+
+def _list_points(points: Any, grid: bool, loss: Any) -> list[dict[str, Any]]:
+    """Returns one dict per point, and checks the names."""
+    if isinstance(points, Mapping):
+        for name in points:  # before there are many combinations
+            _check_name(name, loss)
+        listed = _combine(points, grid)
+    elif isinstance(points, Sequence) and not isinstance(points, str):
+        for number, point in enumerate(points):
+            if not isinstance(point, Mapping):
+                raise TypeError(
+                    f"points[{number}] must be a point {{name: value}}, got "
+                    f"{show(point)}"
+                )
+        listed = [dict(point) for point in points]
+    else:
+        raise TypeError(
+            "points must be {name: values} or a sequence of points {name: value}, "
+            f"got {show(points)}"
+        )
+    if not listed:
+        raise ValueError("points must hold at least one point, got none")
+    for name in dict.fromkeys(name for point in listed for name in point):
+        _check_name(name, loss)
+    return listed
+
+
+def _combine(points, grid):
+    """Returns every combination of the values, or the i-th values of all names."""
+    columns = []
+    for name, values in points.items():
+        array = isinstance(values, np.ndarray | jax.Array) and values.ndim >= 1
+        if not array and not isinstance(values, list | tuple | range):
+            raise TypeError(
+                f"points[{show(name)}] must be a list of values, got {show(values)}"
+            )
+        columns.append(np.asarray(values).tolist() if array else list(values))
+    if not grid and len({*map(len, columns)}) > 1:
+        sizes = {name: len(c) for name, c in zip(points, columns, strict=True)}
+        raise ValueError(
+            f"points must have equally many values under each name if grid=False, "
+            f"got {sizes}"
+        )
+    rows = itertools.product(*columns) if grid else zip(*columns, strict=True)
+    return [dict(zip(points, row, strict=True)) for row in rows]
+
+
+def _check_name(name, loss):
+    """Checks that points may differ in this name."""
+    if name in SWEPT:
+        return
+    if name == "num_rounds":
+        raise ValueError(
+            "points must not name num_rounds: the history of each point holds every "
+            "number of rounds up to the one given, and best_rounds the best of them"
+        )
+    if name in inspect.signature(sweep).parameters:
+        raise ValueError(
+            f"points must not name {name}: all points share the rows, their codes, "
+            "folds and seed; call sweep for each value of it"
+        )
+    if name not in _keywords(loss):
+        raise ValueError(
+            f"points must name arguments ({', '.join(SWEPT)}) or keywords of the "
+            f"loss ({', '.join(_keywords(loss)) or 'it has none'}), got {show(name)}"
+            f"{hint_argument(name, [*SWEPT])}"
+        )
+
+
+def _keywords(loss) -> list[str]:
+    """Returns the names of a loss's parameters other than score and target."""
+    if isinstance(loss, losses.Adaptive) or not callable(loss):
+        return []
+    try:
+        parameters = inspect.signature(loss).parameters.values()
+    except (TypeError, ValueError):
+        return []
+    kinds = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    named = [p.name for p in parameters if p.kind in kinds]
+    positional = [p for p in parameters if p.kind is kinds[1]][:2]
+    return [name for name in named if name not in {p.name for p in positional}]

@@ -1,0 +1,333 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Metrics in training: calls, checks, and the better of two values."""
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Float
+
+from jboost import losses, metrics
+from jboost.entry.decorators import fetch
+from jboost.entry.messages import show
+from jboost.losses.groups import check_relevances, check_times
+from jboost.model.scores import transform_rows
+from jboost.objective.coupled import draw_groups, map_groups
+from jboost.objective.group_tracing import check_metric_mask, read_inputs
+from jboost.tables.groups import RowGroups
+
+
+class Criterion(NamedTuple):
+    """The criterion by which rounds are compared.
+
+    Attributes:
+      name: "loss", or the name of a metric.
+      direction: "min" or "max": which values are better.
+    """
+
+    name: str = "loss"
+    direction: str = "min"
+
+    @property
+    def metric(self) -> str | None:
+        """The metric's name; None for the loss."""
+        return None if self.name == "loss" else self.name
+
+    def rank(self, values: Any) -> Float[np.ndarray, "..."]:
+        """Maps values to numbers of which the least is best; not finite is worst."""
+        values = np.asarray(values, np.float64)
+        signed = -values if self.direction == "max" else values
+        return np.where(np.isfinite(values), signed, np.inf)
+
+    def find_best(self, values: Any) -> int:
+        """Returns the place of the best value, the first of equal ones.
+
+        -1 if there is no finite one.
+        """
+        ranks = self.rank(values)
+        if not np.isfinite(ranks).any():
+            return -1
+        return int(np.argmin(ranks))
+
+
+BY_LOSS = Criterion()
+
+
+class Compared(NamedTuple):
+    """The rows on which rounds are compared.
+
+    Attributes:
+      place: how messages refer to the rows.
+      values: the criterion after each round on these rows.
+      targets, weights: of the rows; None where they are not known.
+    """
+
+    place: str
+    values: Sequence[float] | np.ndarray
+    targets: Any = None
+    weights: Any = None
+
+
+def describe_gaps(by: Criterion, compared: Sequence[Compared]) -> str | None:
+    """Says in which rounds the criterion is not finite, where and why.
+
+    Returns:
+      None if it always is.
+    """
+    found = [each for each in compared if not np.isfinite(each.values).all()]
+    if not found:
+        return None
+    first = max(found, key=lambda each: np.count_nonzero(~np.isfinite(each.values)))
+    values = np.asarray(first.values, np.float64)
+    bad = np.flatnonzero(~np.isfinite(values))
+    rounds = f"in all {len(values)} rounds"
+    if len(bad) < len(values):
+        rounds = f"in {len(bad)} of {len(values)} rounds, the first of them {bad[0]},"
+    others = f" (and of {len(found) - 1} more)" if len(found) > 1 else ""
+    return (
+        f"by={show(by.name)} is {values[bad[0]]} {rounds} on {first.place}{others}"
+        f"{_describe_targets(first)}"
+    )
+
+
+def _describe_targets(compared):
+    """Returns what may be the reason: all targets are the same number."""
+    if compared.weights is None:
+        return ""
+    rows = np.asarray(compared.weights) > 0
+    leaves = jax.tree.leaves_with_path(compared.targets)
+    for path, leaf in leaves:
+        values = np.asarray(leaf)[rows]
+        if values.size and np.all(values == values.flat[0]):
+            name = jax.tree_util.keystr(path)
+            which = f"targets{name}" if name else "targets"
+            return (
+                f", where {which} of all {np.count_nonzero(rows)} rows are "
+                f"{values.flat[0]}"
+            )
+    return ""
+
+
+_CHUNK = 1 << 22  # pairs of rows of the groups that are evaluated at once
+
+
+class HostMetric(NamedTuple):
+    """A metric with scikit-learn's signature, called like those of jboost.
+
+    Attributes:
+      function: f(y_true, y_pred) or f(y_true, y_pred, sample_weight=...).
+      inverse_link: turns scores into predictions; None: the scores are predictions.
+      weighs: whether the function takes ``sample_weight``.
+    """
+
+    function: Callable[..., Any]
+    inverse_link: Callable[..., Any] | None
+    weighs: bool
+
+    def __call__(self, scores, targets, weights) -> Any:
+        """Returns its value on the rows of positive weight."""
+        rows = np.asarray(weights) > 0
+        found = scores
+        if self.inverse_link is not None:
+            found = transform_rows(self.inverse_link, scores)
+        pair = jax.tree.map(lambda a: np.asarray(a)[rows], (targets, found))
+        weights = np.asarray(weights)[rows]
+        if self.weighs:
+            return self.function(*pair, sample_weight=weights)
+        if np.any(weights != weights[:1]):
+            raise ValueError("it has no argument sample_weight, but rows have weights")
+        return self.function(*pair)
+
+
+class GroupMetric:
+    """A metric of one group, called with the rows of all groups."""
+
+    def __init__(self, function: Callable[..., Any]):
+        self.function = function
+        self.inputs = read_inputs(function)
+        # The program lives as long as the run, and does not keep its data.
+        self._run = jax.jit(partial(_evaluate, function, self.inputs))
+
+    def __call__(
+        self, scores: Any, targets: Any, weights: Any, groups: RowGroups
+    ) -> float:
+        """Returns the weighted mean over groups.
+
+        A group whose metric is NaN has none (a query without relevant documents), and
+        is left out. NaN if no group has one.
+        """
+        group_weights = weights if groups.weights is None else weights > 0
+        values, counts = fetch(
+            self._run(scores, targets, weights, group_weights, groups)
+        )
+        known = (counts > 0) & ~np.isnan(values)
+        if not known.any():
+            return float("nan")
+        return float(np.average(values[known], weights=counts[known]))
+
+
+def _evaluate(function, inputs, scores, targets, weights, group_weights, groups):
+    """Returns the value of each group, and its weight."""
+    group_weights = jnp.asarray(group_weights, jnp.float32)
+    tables, _ = draw_groups(groups, group_weights, jnp.zeros(2, jnp.uint32))
+
+    def evaluate(table):
+        width = table.rows.shape[1]
+
+        def one(group):
+            rows, size = group
+            inside = jnp.arange(width, dtype=jnp.int32) < size
+            where = inside & (group_weights[rows] > 0)
+            named = {"weights": weights[rows]} if inputs.weights else {}
+            value = function(
+                scores[rows], jax.tree.map(lambda t: t[rows], targets), where=where,
+                **named,
+            )  # fmt: skip
+            weight = jnp.max(jnp.where(where, group_weights[rows], 0.0))
+            return jnp.asarray(value, jnp.float32), weight
+
+        chunk = max(1, _CHUNK // width**2)
+        return map_groups(one, (table.rows, table.size), chunk)
+
+    found = [evaluate(table) for table in tables]
+    return tuple(jnp.concatenate(parts) for parts in zip(*found, strict=True))
+
+
+def evaluate_metric(
+    function: Callable[..., Any],
+    arguments: tuple[Any, ...],
+    groups: RowGroups | None = None,
+) -> float:
+    """Evaluates a metric: compiled if it is written in jax.numpy, else in NumPy.
+
+    Args:
+      arguments: scores, targets and weights of all rows.
+      groups: of the rows, for metrics of groups.
+    """
+    if isinstance(function, GroupMetric):
+        assert groups is not None  # checked by try_metrics
+        scores, targets, weights = arguments
+        return function(scores, targets, weights, groups)
+    if isinstance(function, HostMetric):
+        return float(function(*arguments))
+    try:
+        # Not through the cache of programs: JAX releases the program together with
+        # the function of the caller, which may hold data.
+        value = jax.jit(function)(*arguments)
+    except (jax.errors.JAXTypeError, TypeError):
+        value = function(*jax.tree.map(np.asarray, arguments))
+    return float(value)
+
+
+_FEW = 20  # rows on which the mask of a metric is checked
+
+
+def try_metrics(
+    found: dict[str, Callable[..., Any]],
+    targets: Any,
+    weights: Any,
+    num_scores: int,
+    grouped: bool = False,
+) -> None:
+    """Checks before training that metrics can be computed on the rows.
+
+    Args:
+      targets, weights: of the real rows, without padding.
+      grouped: whether the rows have groups.
+
+    Raises:
+      ValueError: shapes or labels do not fit a built-in metric, or the rows have
+        different weights and a metric of scikit-learn's signature takes none.
+    """
+    for name, function in found.items():
+        if isinstance(function, GroupMetric):
+            if not grouped:
+                raise ValueError(
+                    f"metrics[{show(name)}] takes where, as metrics of groups do, and "
+                    "needs groups, got None"
+                )
+            _try_group_metric(name, function.function, targets, weights, num_scores)
+            continue
+        if isinstance(function, HostMetric) and not function.weighs:
+            _check_equal_weights(name, function.function, weights)
+        bare = losses.bare_loss(function)
+        if not _is_one_of(bare, metrics.METRICS):
+            continue
+        _check_one_array(name, targets)
+        size = len(weights)
+        shape = (size,) if num_scores == 1 else (size, num_scores)
+        scores = jax.ShapeDtypeStruct(shape, jnp.float32)
+        try:
+            jax.eval_shape(function, scores, targets, weights)
+        except ValueError as error:
+            raise ValueError(
+                f"metrics[{show(name)}] cannot be computed: {error}"
+            ) from None
+        if bare in (*metrics.RANKS, *metrics.LABELS):
+            _check_labels(name, targets, weights, num_scores)
+
+
+def _check_one_array(name, targets):
+    leaves = jax.tree.leaves(targets)
+    if len(leaves) != 1 or leaves[0] is not targets:
+        raise ValueError(
+            f"metrics[{show(name)}] needs targets that are one array, got "
+            f"{jax.tree.structure(targets)}"
+        )
+
+
+def _try_group_metric(name, function, targets, weights, num_scores):
+    """Checks the targets of a built-in metric of groups, or the mask of another."""
+    bare = losses.bare_loss(function)
+    if not _is_one_of(bare, metrics.GROUP_METRICS):
+        few = jax.tree.map(lambda t: np.asarray(t)[:_FEW], targets)
+        check_metric_mask(name, function, few, num_scores)
+        return
+    if bare is not metrics.concordance_index:
+        _check_one_array(name, targets)
+    shape = (len(weights), num_scores)[: 1 + (num_scores > 1)]
+    scores, real = jax.ShapeDtypeStruct(shape, jnp.float32), np.asarray(weights) > 0
+    try:
+        jax.eval_shape(function, scores, targets)
+        if bare is metrics.ndcg:
+            check_relevances(targets, real, "targets")
+        elif bare is metrics.concordance_index:
+            check_times(targets, real, "targets")
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"metrics[{show(name)}] cannot be computed: {error}") from None
+
+
+def _check_equal_weights(name, function, weights):
+    positive = np.unique(np.asarray(weights)[np.asarray(weights) > 0])
+    if len(positive) > 1:
+        raise ValueError(
+            f"metrics[{show(name)}] must be callable as f(y_true, y_pred, "
+            "sample_weight=...) where rows have different weights, got "
+            f"{inspect.signature(function)} and weights {positive[0]:g} to "
+            f"{positive[-1]:g}"
+        )
+
+
+def _check_labels(name, targets, weights, num_scores):
+    """Checks that targets are classes, or several labels in a row."""
+    values = np.unique(np.asarray(targets)[np.asarray(weights) > 0])
+    if np.ndim(targets) == 2:
+        num_scores, values = 1, values[~np.isnan(values)]
+    ranges = [range(num_scores)] if num_scores > 1 else [(0, 1), (-1, 1)]
+    if not any(set(values.tolist()) <= {*labels} for labels in ranges):
+        expected = (
+            f"0 to {num_scores - 1}" if num_scores > 1 else "0 and 1, or -1 and 1"
+        )
+        raise ValueError(
+            f"metrics[{show(name)}] needs targets that are classes, {expected}, got "
+            f"{values[:5].tolist()}{' ...' if len(values) > 5 else ''}"
+        )
+
+
+def _is_one_of(function: Any, known: Mapping[str, Any]) -> bool:
+    """Compares by identity: functions of callers need not be hashable."""
+    return any(function is each for each in known.values())
