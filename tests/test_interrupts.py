@@ -20,8 +20,8 @@ from tables import SMALL, make_regression, same_bits, same_histories
 
 import jboost as jb
 from jboost.sklearn import JBoostClassifier, JBoostRegressor
+from jboost.training.chunks import wait_for
 from jboost.training.host_loop import run_rounds
-from jboost.training.pacing import wait_for
 
 X, Y = make_regression()
 ENDLESS = dict(max_depth=3, num_rounds=1_000_000)

@@ -19,7 +19,7 @@ import jboost as jb
 from jboost.entry import programs as executables
 from jboost.kernels import library, ready_cpu
 from jboost.model import ensemble
-from jboost.streams.memory import added_bytes
+from jboost.streams.folders import added_bytes
 from jboost.trees.tree import LeafSums
 
 SIZES = np.random.default_rng(0).integers(1, 2000, 60)

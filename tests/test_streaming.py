@@ -36,8 +36,7 @@ from jboost.streams.blocks import (
     read_rows,
     write_block,
 )
-from jboost.streams.folders import Folders
-from jboost.streams.memory import added_bytes
+from jboost.streams.folders import Folders, added_bytes
 
 NUM_ROWS, BLOCK_ROWS, BATCH_ROWS = 1501, 300, 170
 MEMORY = "64 MiB"

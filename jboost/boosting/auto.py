@@ -22,9 +22,9 @@ from jboost.entry.collectives import total
 from jboost.entry.messages import show
 from jboost.entry.stages import elementwise
 from jboost.objective.curvature import EXPONENTS, Chosen, Curvature
-from jboost.objective.diagonals import MANY_SCORES
 from jboost.objective.evaluation import Kinks
 from jboost.objective.group_tracing import GroupLoss
+from jboost.objective.jaxprs import MANY_SCORES
 from jboost.objective.tracing import TracedLoss
 from jboost.trees.leaves import LeafSolver
 

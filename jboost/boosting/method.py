@@ -20,7 +20,7 @@ from jboost.boosting.memory_needs import check_cells, refuse_large_histograms
 from jboost.boosting.settings import Regularization, Settings
 from jboost.codes.codes import Codes, SparseCodes
 from jboost.entry import feature_checks
-from jboost.entry.arrays import refuse_mask
+from jboost.entry.checks import refuse_mask
 from jboost.entry.messages import show, warn_user
 from jboost.kernels.library import may_run
 from jboost.objective.curvature import EXPONENTS, Chosen

@@ -1,21 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fits a single regression tree (CART) exactly, to any depth.
+"""Classification and regression trees: growth, prediction and pruning."""
 
-In: a matrix, targets, weights. Out: a :class:`jboost.cart.RegressionTree`.
-"""
-
+import heapq
 from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import ArrayLike, Float, Shaped
+from jaxtyping import ArrayLike, Float, Int, Shaped
 
 from jboost.cart.least_squares import Rules, grow, make_tree
 from jboost.entry import checks, feature_checks
 from jboost.entry.decorators import on_host
-from jboost.entry.messages import show
+from jboost.entry.messages import show, show_fields
+from jboost.model.nodes import LEAF
+from jboost.model.predicting import leaf_indices
 from jboost.model.regression_tree import RegressionTree
+from jboost.model.sorting import find_parents
 from jboost.tables.domains import warn_of_collisions
 from jboost.tables.frames import read_frame, read_values
 from jboost.tables.offsets import check_finite
@@ -188,3 +189,332 @@ def check_tree(tree: Any) -> None:
     """Raises TypeError unless ``tree`` is a RegressionTree."""
     if not isinstance(tree, RegressionTree):
         raise TypeError(f"tree must be a RegressionTree, got {type(tree).__name__}")
+
+
+_SAME = 1e-10  # relative: alphas closer than this differ only by rounding
+
+
+class PruningPath(NamedTuple):
+    """The S subtrees that are optimal for some alpha, from the largest to the root.
+
+    Attributes:
+      alphas: ascending; subtree i is optimal from alphas[i] up to alphas[i + 1]. The
+        first is 0: the smallest subtree with the error of the whole tree.
+      num_leaves: of each subtree; decreases to 1.
+      squared_error: of each subtree, the weighted sum over its leaves.
+    """
+
+    alphas: Float[np.ndarray, " S"]
+    num_leaves: Int[np.ndarray, " S"]
+    squared_error: Float[np.ndarray, " S"]
+
+    def __repr__(self) -> str:
+        """Returns the shapes of the fields; the arrays would fill pages."""
+        return show_fields(self)
+
+
+@on_host("call it on concrete arrays")
+def pruning_path(tree: RegressionTree) -> PruningPath:
+    """Finds every subtree that minimizes the cost for some alpha.
+
+        C_alpha(T) = sum of leaves' squared errors + alpha * number of leaves
+
+    (Breiman et al. 1984, section 3.3). Repeatedly collapsing the inner node t with the
+    smallest g(t) = (error of t - error of its leaves) / (its leaves - 1) gives these
+    subtrees; the alphas are the values of g.
+
+    Errors are weighted sums, so the unit of alpha is the squared target times weight;
+    scikit-learn's ``ccp_alpha`` is alpha divided by the total weight.
+
+    Args:
+      tree: from :func:`jboost.cart.fit_tree`.
+
+    Returns:
+      A PruningPath. Law: ``prune(tree, path.alphas[i])`` has ``path.num_leaves[i]``
+      leaves.
+
+    Raises:
+      TypeError: the tree is not a RegressionTree, or is being traced.
+
+    Example:
+      >>> import numpy as np, jboost as jb
+      >>> x, y = np.arange(4.0)[:, None], np.array([0.0, 1.0, 5.0, 5.0])
+      >>> tree = jb.cart.fit_tree(x, y)
+      >>> jb.cart.pruning_path(tree).alphas
+      array([ 0.  ,  0.5 , 20.25])
+    """
+    check_tree(tree)
+    alpha, is_split = _collapse_alphas(tree), np.asarray(tree.left) != LEAF
+    order = np.argsort(alpha[is_split])
+    alpha, gain = (a[is_split][order] for a in (alpha, np.asarray(tree.gain)))
+    # Nodes that collapse at the same alpha, up to rounding, form one step. Its alpha is
+    # the largest of theirs, so that pruning with it collapses all of them.
+    step = np.append(alpha[1:] > alpha[:-1] * (1 + _SAME), True)[: len(alpha)]
+    step &= alpha > 0
+    ends = np.flatnonzero(step) + 1
+    first = int(np.sum(alpha <= 0))
+    removed = np.append(first, ends)
+    error = np.asarray(tree.squared_error)[~is_split].sum()
+    return PruningPath(
+        alphas=np.append(0.0, alpha[ends - 1]),
+        num_leaves=1 + len(alpha) - removed,
+        squared_error=error + np.append(0.0, np.cumsum(gain))[removed],
+    )
+
+
+@on_host("call it on concrete arrays")
+def prune(tree: RegressionTree, alpha: float) -> RegressionTree:
+    """Returns the smallest subtree that minimizes C_alpha; see :func:`pruning_path`.
+
+    Args:
+      tree: from :func:`jboost.cart.fit_tree`.
+      alpha: the cost of a leaf, >= 0; infinity leaves only the root.
+
+    Returns:
+      A RegressionTree that holds only the remaining nodes. Law:
+      ``prune(prune(tree, a), b)`` is ``prune(tree, max(a, b))``.
+
+    Raises:
+      TypeError, ValueError: tree is not a RegressionTree, or alpha is not a number
+        >= 0.
+
+    Example:
+      >>> import numpy as np, jboost as jb
+      >>> x, y = np.arange(4.0)[:, None], np.array([0.0, 1.0, 5.0, 5.0])
+      >>> tree = jb.cart.fit_tree(x, y)
+      >>> jb.cart.prune(tree, 1.0).value
+      array([2.75, 0.5 , 5.  ])
+    """
+    check_tree(tree)
+    if not np.array_equal(alpha, np.inf):
+        alpha = check_known("alpha", alpha)
+    left = np.asarray(tree.left)
+    keeps_split = (left != LEAF) & (_collapse_alphas(tree) > alpha)
+    stays = np.zeros(len(left), bool)
+    stays[0] = True
+    stays[left[keeps_split]] = stays[left[keeps_split] + 1] = True
+    number = np.cumsum(stays) - 1  # still breadth first, siblings adjacent
+
+    def cut(field, leaf):
+        return np.where(keeps_split, field, np.asarray(leaf, field.dtype))[stays]
+
+    return make_tree(
+        left=cut(number[left].astype(np.int32), LEAF),
+        feature=cut(np.asarray(tree.feature), 0),
+        threshold=cut(np.asarray(tree.threshold), np.inf),
+        missing_left=cut(np.asarray(tree.missing_left), True),
+        value=np.asarray(tree.value)[stays],
+        gain=cut(np.asarray(tree.gain), 0),
+        squared_error=np.asarray(tree.squared_error)[stays],
+        weight=np.asarray(tree.weight)[stays],
+        num_rows=np.asarray(tree.num_rows)[stays],
+        num_features=tree.num_features,
+        feature_names=tree.feature_names,
+    )
+
+
+class AlphaChoice(NamedTuple):
+    """Cross-validated errors of the subtrees, and two recommended alphas.
+
+    Attributes:
+      tree: fitted to all rows, not pruned.
+      alphas: one for each of the S subtrees of ``pruning_path(tree)``: the geometric
+        mean of the two alphas between which it is optimal; infinity for the root.
+      num_leaves: of each subtree.
+      mean_error: weighted mean of the squared errors of held-out rows.
+      standard_error: of that mean.
+      best_alpha: the alpha with the smallest mean error; the largest one on a tie.
+      one_se_alpha: the largest alpha whose mean error is at most one standard error
+        above the smallest.
+    """
+
+    tree: RegressionTree
+    alphas: Float[np.ndarray, " S"]
+    num_leaves: Int[np.ndarray, " S"]
+    mean_error: Float[np.ndarray, " S"]
+    standard_error: Float[np.ndarray, " S"]
+    best_alpha: float
+    one_se_alpha: float
+
+    def __repr__(self) -> str:
+        """Returns the shapes of the fields; the arrays would fill pages."""
+        return show_fields(self)
+
+
+@on_host("call it on concrete arrays")
+def cross_validate_alpha(
+    x: Any,
+    y: Any,
+    *,
+    sample_weight: Shaped[ArrayLike, " N"] | None = None,
+    folds: int | Shaped[ArrayLike, " N"] = 10,
+    seed: int = 0,
+    max_depth: int | None = None,
+    min_child_samples: int = 1,
+    min_split_samples: int = 2,
+    min_child_weight: float = 0.0,
+    min_gain: float = 0.0,
+) -> AlphaChoice:
+    """Cross-validates the alpha of weakest-link pruning.
+
+    Follows Breiman et al. 1984, sections 3.4.2 and 8.5. For each fold, fits a tree to
+    the other rows and prunes it with every candidate alpha (times those rows' fraction
+    of the weight, because errors are sums over rows). The squared errors e of the
+    held-out rows are averaged over all folds. With weights w, the mean
+    R = sum w e / sum w has the standard error sqrt(sum w^2 (e - R)^2) / sum w, which
+    is s / sqrt(N) for equal weights.
+
+    Args:
+      x, y, sample_weight: as for :func:`jboost.cart.fit_tree`.
+      folds: the number of random folds of equal size; or a label for each row. Rows
+        with the same label are held out together.
+      seed: of the random folds.
+      max_depth, min_child_samples, min_split_samples, min_child_weight, min_gain: as
+        for :func:`jboost.cart.fit_tree`.
+
+    Returns:
+      An AlphaChoice; ``prune(choice.tree, choice.one_se_alpha)`` is the tree to use.
+
+    Raises:
+      TypeError, ValueError: as :func:`jboost.cart.fit_tree`; or there are fewer than
+        two folds, or more folds than rows of positive weight.
+
+    Example:
+      >>> import numpy as np, jboost as jb
+      >>> rng = np.random.default_rng(0)
+      >>> x = rng.uniform(size=(300, 2))
+      >>> y = np.where(x[:, 0] < 0.5, 1.0, 3.0) + rng.normal(size=300)
+      >>> choice = jb.cart.cross_validate_alpha(x, y)
+      >>> jb.cart.prune(choice.tree, choice.one_se_alpha).num_leaves
+      2
+    """
+    rules = make_rules(
+        max_depth, min_child_samples, min_split_samples, min_child_weight, min_gain
+    )
+    matrix, targets, weights, names = check_table(x, y, sample_weight)
+    warn_of_collisions(x)
+    weights = np.ones(len(matrix)) if weights is None else weights
+    used = weights > 0
+    labels = _draw_folds(folds, seed, used)
+    matrix, targets, weights = matrix[used], targets[used], weights[used]
+    tree = grow_tree(matrix, targets, weights, names, rules)
+    path = pruning_path(tree)
+    alphas = np.append(np.sqrt(path.alphas[:-1] * path.alphas[1:]), np.inf)
+    sums = np.zeros((3, len(alphas)))
+    for label in range(labels.max() + 1):
+        rest, held = labels != label, labels == label
+        other = grow_tree(matrix[rest], targets[rest], weights[rest], names, rules)
+        share = weights[rest].sum() / weights.sum()
+        sums += _add_errors(
+            other, alphas * share, matrix[held], targets[held], weights[held]
+        )
+    mean, error = _average(sums, weights)
+    best = np.flatnonzero(mean <= mean.min() * (1 + _SAME))[-1]
+    simplest = np.flatnonzero(mean <= mean[best] + error[best])[-1]
+    return AlphaChoice(
+        tree=tree,
+        alphas=alphas,
+        num_leaves=path.num_leaves,
+        mean_error=mean,
+        standard_error=error,
+        best_alpha=float(alphas[best]),
+        one_se_alpha=float(alphas[simplest]),
+    )
+
+
+def _collapse_alphas(tree):
+    """Returns the smallest alpha at which each node becomes a leaf; 0 for leaves.
+
+    g(t) is the mean gain of the remaining splits at and below t. Splits therefore form
+    blocks that collapse together. From the bottom up, each split starts a block and
+    absorbs the blocks directly below it while their mean gain is not below its own.
+    (This is isotonic regression of the gains on the tree, by pooling adjacent
+    violators. It takes O(M log^2 M) steps for M nodes; collapsing one node after
+    another would take O(M^2) in a deep tree.)
+    """
+    left, gain = np.asarray(tree.left).tolist(), np.asarray(tree.gain).tolist()
+    size, head, alpha = [1] * len(left), list(range(len(left))), [0.0] * len(left)
+    under: dict[int, list] = {}  # block: heap of the blocks directly below it
+    splits = [node for node, child in enumerate(left) if child != LEAF]
+    for node in reversed(splits):
+        children = (left[node], left[node] + 1)
+        heap = [(-alpha[child], child) for child in children if child in under]
+        heapq.heapify(heap)
+        alpha[node] = gain[node]
+        while heap and -heap[0][0] >= alpha[node]:
+            block = heapq.heappop(heap)[1]
+            head[block] = node
+            gain[node] += gain[block]
+            size[node] += size[block]
+            alpha[node] = gain[node] / size[node]
+            # Pushing the smaller heap into the larger bounds the pushes of an entry.
+            small, heap = sorted((heap, under[block]), key=len)
+            for entry in small:
+                heapq.heappush(heap, entry)
+        under[node] = heap
+    for node in splits:
+        alpha[node] = alpha[head[node]]
+    return np.array(alpha)
+
+
+def _draw_folds(folds, seed, used):
+    """Returns the index of the fold of each row of positive weight."""
+    num_rows = int(used.sum())
+    seed = checks.check_integer("seed", seed, least=0, most=2**63 - 1)
+    if np.ndim(folds) == 0:
+        if num_rows < 2:
+            raise ValueError(
+                f"x must have at least 2 rows of positive weight, got {num_rows}"
+            )
+        folds = checks.check_integer("folds", folds, least=2, most=num_rows)
+        return np.random.default_rng(seed).permutation(num_rows) % folds
+    labels = np.asarray(folds)
+    if labels.shape != used.shape:
+        raise ValueError(
+            f"folds must be an integer or have shape {used.shape}, got {labels.shape}"
+        )
+    names, labels = np.unique(labels[used], return_inverse=True)
+    if len(names) < 2:
+        raise ValueError(f"folds must hold at least 2 labels, got {names.tolist()}")
+    return labels
+
+
+def _average(sums, weights):
+    """Returns the mean error and its standard error from sums of `_add_errors`."""
+    mean = sums[0] / weights.sum()
+    variance = sums[2] - 2 * mean * sums[1] + mean**2 * np.square(weights).sum()
+    return mean, np.sqrt(np.maximum(variance, 0)) / weights.sum()
+
+
+def _add_errors(tree, alphas, matrix, targets, weights):
+    """Returns sums of w e, w^2 e and w^2 e^2 over rows for each alpha.
+
+    A row's path through the full tree holds its leaf in every pruned tree: a node is a
+    leaf from its own alpha up to its parent's. One pass thus serves all alphas.
+    """
+    sums = _sum_errors(tree, matrix, targets, weights)
+    alpha, (parent, _) = _collapse_alphas(tree), find_parents(tree.left)
+    # The root is never removed.
+    above = np.where(parent == LEAF, np.inf, alpha[parent])
+    first, end = np.searchsorted(alphas, alpha), np.searchsorted(alphas, above)
+    end[0] = len(alphas)  # the root is also a leaf at alpha = inf
+    size = len(alphas) + 1
+    steps = [np.bincount(first, s, size) - np.bincount(end, s, size) for s in sums]
+    return np.maximum(np.cumsum(steps, axis=1)[:, :-1], 0)  # rounding can give < 0
+
+
+def _sum_errors(tree, matrix, targets, weights):
+    """Returns sums of w e, w^2 e and w^2 e^2 over each node's rows, as if a leaf."""
+    parent, depth = find_parents(tree.left)
+    node = np.array(leaf_indices(tree, matrix))  # a copy to write to
+    sums = np.zeros((3, tree.num_nodes))
+    for level in range(tree.max_depth, -1, -1):
+        rows = np.flatnonzero(depth[node] == level)
+        here = node[rows]
+        residual = targets[rows] - tree.value[here]
+        residual = residual.reshape(len(rows), tree.num_scores)
+        error, weight = np.square(residual).sum(axis=1), weights[rows]
+        terms = weight * error, weight**2 * error, np.square(weight * error)
+        sums += [np.bincount(here, term, tree.num_nodes) for term in terms]
+        node[rows] = parent[here]
+    return sums

@@ -16,7 +16,7 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array
 
-from jboost.entry.arrays import refuse_mask
+from jboost.entry.checks import refuse_mask
 from jboost.entry.labels import name_label
 from jboost.entry.messages import show
 

@@ -15,8 +15,7 @@ from jboost.entry.checks import check_number
 from jboost.entry.decorators import traceable
 from jboost.entry.messages import show
 from jboost.losses.groups import clear, weigh_rows
-from jboost.losses.parameters import built_in, check_parameter
-from jboost.losses.rows import absolute_error, huber
+from jboost.losses.rows import absolute_error, built_in, check_parameter, huber
 from jboost.numerics.derivatives import differentiable
 from jboost.numerics.exact import sum_rows
 from jboost.numerics.floats import middle_float

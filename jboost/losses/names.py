@@ -13,7 +13,6 @@ import numpy as np
 
 from jboost.entry.messages import show
 from jboost.losses.groups import clear, log, softplus, weigh_rows
-from jboost.losses.parameters import built_in
 from jboost.losses.ranking import (
     approx_ndcg,
     lambda_rank,
@@ -25,6 +24,7 @@ from jboost.losses.ranking import (
 from jboost.losses.rows import (
     absolute_error,
     bare_loss,
+    built_in,
     cauchy,
     expectile,
     exponential,

@@ -11,7 +11,7 @@ from jax.custom_derivatives import SymbolicZero
 
 from jboost.entry.checks import check_integer, check_word
 from jboost.losses.groups import clear, softplus, weigh_rows
-from jboost.losses.parameters import POSITIVE, built_in
+from jboost.losses.rows import POSITIVE, built_in
 from jboost.losses.survival import Ties, check_ties, cox
 
 

@@ -12,7 +12,7 @@ from jaxtyping import Array, Bool, Float, Int32
 
 from jboost.entry.checks import check_word
 from jboost.losses.groups import check_names, clear, log, softplus, weigh_rows
-from jboost.losses.parameters import built_in
+from jboost.losses.rows import built_in
 from jboost.numerics.exact import cumulate, cumulate_levels
 
 Ties = Literal["efron", "breslow"]

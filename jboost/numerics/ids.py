@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from jax.core import Tracer
 
-from jboost.entry.arrays import refuse_mask
+from jboost.entry.checks import refuse_mask
 
 
 def read_ids(ids: Any, name: str = "groups") -> np.ndarray:

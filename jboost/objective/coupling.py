@@ -11,7 +11,6 @@ from jaxtyping import Array, ArrayLike, Bool, Float, Int32
 from jboost.entry.stages import elementwise, for_branches, repeat_while, stage
 from jboost.numerics.derivatives import round_alone
 from jboost.objective.curvature import summarize_information
-from jboost.objective.diagonals import MANY_SCORES
 from jboost.objective.evaluation import (
     Coupling,
     Objective,
@@ -21,6 +20,7 @@ from jboost.objective.evaluation import (
     row_products,
     weighted_mean,
 )
+from jboost.objective.jaxprs import MANY_SCORES
 
 _STEPS = 30  # of a projection, at most; as many as there are different curvatures
 _SMALL = 1e-12  # of a squared length: what float32 cannot tell from zero

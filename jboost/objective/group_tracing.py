@@ -17,7 +17,7 @@ from jboost.entry.checks import explain_failure
 from jboost.entry.messages import show, warn_user
 from jboost.entry.programs import QUICK
 from jboost.losses import GROUP_LOSSES, Adaptive
-from jboost.losses.parameters import ParameterError
+from jboost.losses.rows import ParameterError
 from jboost.objective.jaxprs import (
     Program,
     find_dependencies,

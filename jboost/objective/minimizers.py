@@ -36,7 +36,6 @@ from jboost.numerics.derivatives import differentiable
 from jboost.numerics.exact import sum_rows
 from jboost.numerics.floats import middle_float
 from jboost.objective.coupling import find_dependent
-from jboost.objective.diagonals import MANY_SCORES
 from jboost.objective.evaluation import (
     Kinks,
     Objective,
@@ -45,6 +44,7 @@ from jboost.objective.evaluation import (
     loss_values,
     map_hessians,
 )
+from jboost.objective.jaxprs import MANY_SCORES
 from jboost.objective.minimum import GROWTH, JUMP, NOISE, Minimum, is_faded
 from jboost.objective.row_programs import with_scores_first
 

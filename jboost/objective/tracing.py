@@ -36,12 +36,13 @@ from jboost.losses import (
 )
 from jboost.losses.likelihoods import find_information
 from jboost.losses.names import is_sum, widen_loss
-from jboost.losses.parameters import ParameterError
-from jboost.objective.diagonals import MANY_SCORES, trace_diagonal
+from jboost.losses.rows import ParameterError
 from jboost.objective.jaxprs import (
+    MANY_SCORES,
     Program,
     find_dependencies,
     find_used_entries,
+    trace_diagonal,
     trace_program,
 )
 

@@ -49,8 +49,7 @@ from jboost.objective.curvature import Curvature
 from jboost.objective.faults import warn_of_lost_rows
 from jboost.objective.tracing import trace_loss
 from jboost.refitting.model_rows import ModelRows, count_rounds, find_leaves, read_rows
-from jboost.training.chunks import Job
-from jboost.training.pacing import open_bar
+from jboost.training.chunks import Job, open_bar
 from jboost.training.rows import PaddedRows
 from jboost.training.starting import start
 from jboost.trees.leaves import LeafSolver

@@ -42,7 +42,7 @@ from jboost.refitting.descent import (
 )
 from jboost.refitting.model_rows import ModelRows, count_rounds, find_leaves, read_rows
 from jboost.tables.targets import match_targets
-from jboost.training.pacing import advance, open_bar, pace_rounds
+from jboost.training.chunks import advance, open_bar, pace_rounds
 from jboost.training.rows import name_sets
 
 _MOST_EPOCHS = 64  # in one call of the compiled program

@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Bool, Int, Shaped
 
 from jboost.entry import checks
-from jboost.entry.arrays import refuse_mask
+from jboost.entry.checks import refuse_mask
 from jboost.entry.messages import show
 from jboost.tables.groups import RowGroups, check_group_weights, find_gap
 

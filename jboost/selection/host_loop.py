@@ -34,11 +34,18 @@ from jboost.selection.runs import (
     share,
     start_runs,
 )
+from jboost.training.chunks import MOST_ROUNDS, open_bar, pace_rounds, wait_for
 from jboost.training.history import TrainingError
-from jboost.training.idleness import count_rounds, describe_idleness, describe_limits
-from jboost.training.pacing import MOST_ROUNDS, open_bar, pace_rounds, wait_for
-from jboost.training.refusing import check_slopes, refuse_group, refuse_rows
-from jboost.training.starting import check_minimizers, refuse_endless
+from jboost.training.starting import (
+    check_minimizers,
+    check_slopes,
+    count_rounds,
+    describe_idleness,
+    describe_limits,
+    refuse_endless,
+    refuse_group,
+    refuse_rows,
+)
 from jboost.trees.initial import MedianStart
 
 _MOST_BYTES = 2**30  # about what the runs of one program may take

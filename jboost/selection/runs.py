@@ -37,14 +37,13 @@ from jboost.objective.evaluation import Objective, loss_values
 from jboost.objective.group_tracing import GroupLoss
 from jboost.objective.tracing import TracedLoss
 from jboost.selection.folds import Folds
-from jboost.training.chunks import no_trees
+from jboost.training.chunks import MOST_ROUNDS, advance, no_trees
 from jboost.training.history import UNNAMED, TrainingError, explain_divergence
-from jboost.training.idleness import has_split
 from jboost.training.metrics import Criterion, GroupMetric, evaluate_metric
-from jboost.training.pacing import MOST_ROUNDS, advance
 from jboost.training.record import Record
 from jboost.training.rows import PaddedRows
 from jboost.training.scoring import describe_call
+from jboost.training.starting import has_split
 from jboost.trees.initial import MedianStart
 from jboost.trees.slopes import is_endless
 from jboost.trees.tree import Tree

@@ -21,7 +21,7 @@ from jaxtyping import ArrayLike, Float, Shaped
 
 from jboost.codes.thresholds import count_distinct, find_cap
 from jboost.entry import checks
-from jboost.entry.arrays import as_array, fill_mask
+from jboost.entry.checks import as_array, fill_mask
 from jboost.entry.decorators import on_host
 from jboost.entry.messages import show, show_fields
 from jboost.numerics.floats import flush_denormals

@@ -18,7 +18,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from jboost import losses
 from jboost.boosting.settings import takes_settings
 from jboost.entry.arguments import explain_arguments
-from jboost.entry.arrays import refuse_mask
+from jboost.entry.checks import refuse_mask
 from jboost.entry.messages import show
 from jboost.sklearn.estimators import (
     Boosting,

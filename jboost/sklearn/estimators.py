@@ -26,8 +26,13 @@ from jboost.entry.arguments import (
     hint_loss,
     rename_twins,
 )
-from jboost.entry.arrays import fill_mask, refuse_mask
-from jboost.entry.checks import check_integer, check_link, check_number
+from jboost.entry.checks import (
+    check_integer,
+    check_link,
+    check_number,
+    fill_mask,
+    refuse_mask,
+)
 from jboost.entry.messages import show
 from jboost.explanation.importance import feature_importance
 from jboost.model.ensemble import Ensemble

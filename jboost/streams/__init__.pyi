@@ -2,10 +2,10 @@
 from .batches import (
     array_batches as array_batches,
 )
-from .folders import BlockError as BlockError
-from .parquet import (
+from .batches import (
     parquet_batches as parquet_batches,
 )
+from .folders import BlockError as BlockError
 from .stream import (
     Stream as Stream,
 )

@@ -45,8 +45,8 @@ from jboost.entry.context import current_implementation
 from jboost.entry.decorators import fetch
 from jboost.entry.programs import FULL, Compiled, compiled
 from jboost.streams.blocks import BlockReader, BlockSet, aligned_empty
+from jboost.streams.folders import trim_heap
 from jboost.streams.growth import Derivatives, grow_blocks, make_grower
-from jboost.streams.memory import trim_heap
 from jboost.training.chunks import Chunk, Job, Position
 from jboost.training.sharded import compile_shards, fill_spec, spec_of_arrays
 from jboost.trees.rounding import measure_rows

@@ -27,8 +27,7 @@ from jboost.streams.blocks import (
     BlockSet,
     count_row_bytes,
 )
-from jboost.streams.folders import BlockError
-from jboost.streams.memory import added_bytes, count_bytes, trim_heap
+from jboost.streams.folders import BlockError, added_bytes, count_bytes, trim_heap
 from jboost.trees.grow import make_level_limits
 from jboost.trees.histogram import sum_plain_histogram
 from jboost.trees.levels import (

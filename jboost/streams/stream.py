@@ -29,14 +29,14 @@ from jboost.streams.block_rounds import (
 )
 from jboost.streams.block_tables import BlockTable, load_rows, shape_rows
 from jboost.streams.blocks import BlockSet
-from jboost.streams.growth import make_grower
-from jboost.streams.memory import (
+from jboost.streams.folders import (
     added_bytes,
     as_text,
     count_bytes,
     read_bytes,
     trim_heap,
 )
+from jboost.streams.growth import make_grower
 from jboost.streams.writing import Options, write_table
 from jboost.tables.domains import check_domain
 from jboost.tables.frames import RowSource, Schema

@@ -39,8 +39,7 @@ from jboost.streams.blocks import (
     count_row_bytes,
     write_block,
 )
-from jboost.streams.folders import BlockError, Folders
-from jboost.streams.memory import as_text, trim_heap
+from jboost.streams.folders import BlockError, Folders, as_text, trim_heap
 
 _MOST_BLOCK_ROWS = 1 << 18
 _BLOCK_SHARE = 1 / 8  # of the memory is for blocks

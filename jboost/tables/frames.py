@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jboost.entry.arrays import as_array, fill_mask, refuse_mask
+from jboost.entry.checks import as_array, fill_mask, refuse_mask
 from jboost.entry.labels import check_labels, read_labels
 from jboost.entry.messages import show
 from jboost.tables.columns import Column, Values, WideColumn, read_cells, read_numbers

@@ -11,7 +11,7 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, Float, Int32, Shaped
 
-from jboost.entry.arrays import fill_mask
+from jboost.entry.checks import fill_mask
 from jboost.entry.messages import show
 from jboost.numerics.ids import number_ids, read_ids
 from jboost.numerics.padding import padded_size

@@ -14,7 +14,7 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array
 
-from jboost.entry.arrays import as_array, refuse_mask
+from jboost.entry.checks import as_array, refuse_mask
 from jboost.entry.messages import show
 from jboost.tables.domains import warn_of_rounding
 from jboost.tables.frames import read_values

@@ -35,10 +35,10 @@ from jboost.training.checkpoints import (
     resume,
     take_fingerprint,
 )
+from jboost.training.chunks import open_bar
 from jboost.training.continuing import continue_from
 from jboost.training.history import Trained
 from jboost.training.host_loop import FitRun, run_rounds
-from jboost.training.pacing import open_bar
 from jboost.training.preparing import Prepared, make_job, prepare_rows
 from jboost.training.request import (
     FitRequest,

@@ -31,23 +31,30 @@ from jboost.entry.messages import show, warn_user
 from jboost.objective.faults import warn_of_lost_rows
 from jboost.tables.frames import SourceError
 from jboost.training.checkpoints import Checkpoint, write_checkpoint
-from jboost.training.chunks import Chunk, Job, Position, Runner
+from jboost.training.chunks import (
+    Chunk,
+    Job,
+    Position,
+    Runner,
+    advance,
+    pace_rounds,
+    skip_to,
+)
 from jboost.training.history import (
     Trained,
     TrainingError,
     TrainingInterrupted,
     explain_divergence,
 )
-from jboost.training.idleness import (
+from jboost.training.metrics import Compared, describe_gaps, evaluate_metric
+from jboost.training.record import Record
+from jboost.training.scoring import describe_call
+from jboost.training.starting import (
     count_rounds,
     describe_idleness,
     describe_limits,
     has_split,
 )
-from jboost.training.metrics import Compared, describe_gaps, evaluate_metric
-from jboost.training.pacing import advance, pace_rounds, skip_to
-from jboost.training.record import Record
-from jboost.training.scoring import describe_call
 
 _SEEN = ("trees", "losses", "improvement", "parameters")
 

@@ -1,42 +1,357 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Starts training: the state before the first round, and what must hold there.
-
-In: a training run, checked and on the device. Out: its state before the first round,
-or an error.
-"""
+"""The state before the first round, and what is refused there or warned of."""
 
 from typing import Any, NoReturn
 
 import jax
 import numpy as np
-from jaxtyping import Array
+from jaxtyping import Array, ArrayLike, Bool
 
 from jboost.boosting.auto import decide_by_data
 from jboost.boosting.first_sums import no_sizes
 from jboost.boosting.reports import weigh_losses
-from jboost.boosting.sharding import rows_of
+from jboost.boosting.sharding import EVERYWHERE, rows_of
 from jboost.boosting.state import (
+    Arrays,
     BoostState,
     Problem,
     StartPoint,
+    Static,
+    bind_groups,
     bind_objective,
     start_state,
 )
+from jboost.codes.bins import Bins
 from jboost.entry.decorators import fetch
-from jboost.entry.exchanges import (
-    agree,
-)
+from jboost.entry.exchanges import agree, gather_numbers
 from jboost.entry.messages import show
 from jboost.entry.programs import FEW, FULL, Compiled, compiled
 from jboost.entry.stages import run_in_stages
+from jboost.objective.coupled import group_gradient
+from jboost.objective.curvature import derivatives
 from jboost.objective.evaluation import Objective, gradients, loss_values
+from jboost.objective.faults import (
+    describe_gap,
+    describe_lost_slope,
+    find_gaps,
+    find_lost_slopes,
+    find_never_finite,
+)
 from jboost.training.chunks import Job, Position, choose_effort, no_trees
+from jboost.training.history import UNNAMED
 from jboost.training.record import Record
-from jboost.training.refusing import check_slopes, check_values
 from jboost.training.rows import PaddedRows
 from jboost.training.sharded import compile_for_rows, compile_start
 from jboost.trees.initial import START_RULES, MedianStart
-from jboost.trees.slopes import is_endless
+from jboost.trees.slopes import Slopes, count_group_slopes, count_slopes, is_endless
+from jboost.trees.tree import LeafSums, Tree
+
+
+def check_values(
+    place: str, problem: Problem, rows: PaddedRows, values: Any, state: BoostState
+) -> None:
+    """Raises for the first row of positive weight whose loss is not finite.
+
+    The initial score, or a parameter of the loss, may be NaN because of one row of one
+    process. The rows that are most likely the reason are named.
+
+    Args:
+      place: the name of a validation set, or "the data".
+      values: the loss of each row at the start; of each group, with weights.
+    """
+    doubt, message = 0, ""
+    with agree():
+        if rows.data.groups is not None:
+            _check_group_values(place, rows, values)
+            return
+        values, weights = rows.fetch((values, rows.data.weights))
+        bad = ~np.isfinite(values) & (weights > 0)
+        if bad.any():
+            doubt, message = _describe_rows(place, problem, rows, bad, state)
+    worst = max(gather_numbers(doubt))
+    with agree():
+        if 0 < doubt == worst:
+            raise ValueError(message)
+
+
+def refuse_rows(
+    place: str,
+    problem: Problem,
+    rows: PaddedRows,
+    bad: np.ndarray,
+    state: BoostState,
+) -> NoReturn:
+    """Raises for the first of some rows of this process whose loss is not finite."""
+    raise ValueError(_describe_rows(place, problem, rows, bad, state)[1])
+
+
+def _describe_rows(place, problem, rows, bad, state):
+    """Describes the first of some rows whose loss is not finite.
+
+    Rows whose loss is finite at no score come first; if these are all rows, those whose
+    target is not finite.
+
+    Returns:
+      How likely the row is the reason: 1, 2 or 3; and the description.
+    """
+    targets, weights = rows.real
+    start = rows.fetch(rows.offset, axis=1)
+    constants, parameters = fetch((problem.constants, state.parameters))
+    objective = Objective(problem.loss, constants, targets, parameters, None)
+    init_score = np.asarray(state.init_score).reshape(-1, 1)
+    with run_in_stages():
+        never = find_never_finite(objective, start) & (weights > 0)
+        known = np.isfinite(init_score).all()
+        start = jax.device_put(start + init_score if known else start)
+        values = np.asarray(loss_values(objective, start))
+        if not known:
+            lost = np.asarray(find_lost_slopes(objective, start)) & np.isfinite(values)
+            slope = _describe_lost(lost, targets, weights, start)
+            if slope is not None:
+                return 3, slope
+    gaps = find_gaps(targets, weights)
+    for likely in (never, gaps if (never | (weights == 0)).all() else never):
+        bad = bad & likely if (bad & likely).any() else bad
+    row = int(np.argmax(bad))
+    target = jax.tree.map(lambda t: t[row].tolist(), targets)
+    score = np.asarray(start)[:, row].tolist()
+    if never[row] and gaps[row]:
+        return 3, describe_gap(_name_targets(place), target, row)
+    return 2 if never[row] else 1, (
+        f"loss must be finite on {place}, got {float(values[row])} in row {row} "
+        f"for target {show(target)} at score {score}; a target may lie "
+        "outside what the loss is defined for, the arguments of the loss may be "
+        "swapped (the call is loss(score, target)), or init_score may be needed"
+    )
+
+
+def _name_targets(place):
+    if place == "the data":
+        return "y"
+    return "validation y" if place == UNNAMED else f"validation[{show(place)}] y"
+
+
+def _check_group_values(place, rows, pair):
+    """Raises for the first group of positive weight whose loss is not finite."""
+    values, weights = map(np.asarray, pair)
+    bad = ~np.isfinite(values) & (weights > 0)
+    if not bad.any():
+        return
+    groups, at = rows.data.groups, int(np.argmax(bad))
+    members = np.arange(rows.size)
+    which = "a group of random rows" if groups.kind == "random" else "all rows"
+    if groups.kind == "ids":
+        number = np.concatenate([np.asarray(table.number) for table in groups.tables])
+        members = np.flatnonzero(np.asarray(groups.number)[: rows.size] == number[at])
+        which = f"the group of rows {members[:8].tolist()}"
+    refuse_group(place, rows, members, values[at], which)
+
+
+def refuse_group(
+    place: str, rows: PaddedRows, members: Any, value: Any, which: str
+) -> NoReturn:
+    """Raises for a group whose loss is not finite.
+
+    Args:
+      members: the rows that may be the reason.
+      which: a description of the group.
+    """
+    gaps, reason = np.intersect1d(members, np.flatnonzero(find_gaps(*rows.real))), ""
+    if len(gaps):
+        target = jax.tree.map(lambda t: t[gaps[0]].tolist(), rows.real[0])
+        reason = f" ({_name_targets(place)} is {show(target)} in row {gaps[0]})"
+    raise ValueError(
+        f"loss must be finite on {place}, got {value} for {which}{reason}; a target "
+        "may lie outside what the loss is defined for, the arguments may be swapped "
+        "(the call is loss(scores, targets, *, where)), or init_score may be needed"
+    )
+
+
+def check_slopes(problem: Problem, rows: PaddedRows, state: BoostState) -> None:
+    """Raises for the first row whose gradient is NaN where its loss is finite.
+
+    At kinks the gradient may be NaN if it is not beside them.
+    """
+    if problem.loss.coupled:
+        return
+    constants, data = problem.constants, problem.data
+    if rows.spread is None:
+        with run_in_stages():
+            lost = _find_lost(problem.loss, constants, data, state)
+    else:
+        spec = rows_of(rows.spread.shards)
+        run = compile_for_rows(rows.spread, _find_lost, problem.loss, results=spec)
+        lost = run(constants, data, state)
+    with agree():
+        lost, (targets, weights) = rows.fetch(lost), rows.real
+        scores = rows.fetch(state.scores, axis=1)
+        message = _describe_lost(lost, targets, weights, scores)
+        if message is not None:
+            raise ValueError(message)
+
+
+def _describe_lost(lost, targets, weights, scores):
+    """Describes the first row of positive weight whose gradient is lost, if any."""
+    bad = np.asarray(lost) & (weights > 0)
+    if bad.any():
+        row = int(np.argmax(bad))
+        target = jax.tree.map(lambda t: t[row].tolist(), targets)
+        score = np.asarray(scores)[:, row].tolist()
+        return describe_lost_slope(target, row, f"score {score}")
+    return None
+
+
+def _find_lost(loss, constants, data, state):
+    objective = Objective(loss, constants, data.targets, state.parameters, None)
+    return find_lost_slopes(objective, state.scores)
+
+
+def describe_idleness(
+    problem: Problem, rows: PaddedRows, state: BoostState
+) -> str | None:
+    """Explains why no tree can learn from the gradients at a state; None if one can.
+
+    Rows that are all at their own minimum leave nothing to learn, which is no error.
+    """
+    found = _count_slopes(problem, rows, state)
+    if not found.not_finite and not found.stuck():
+        return None
+    start = np.asarray(state.init_score).tolist()
+    branch = (
+        ". A gradient is NaN beside a finite loss where a branch of jnp.where that is "
+        "not taken has no derivative"
+    )
+    advice = "look at the loss there with jb.inspect_loss, or pass another init_score"
+    if problem.loss.coupled:
+        advice = (
+            "a ranking needs rows of different relevance in one group, survival an "
+            "event with other rows at risk; else pass an offset or another init_score"
+        )
+    return (
+        f"of {found.rows} rows of positive weight, {found.not_finite} have a gradient "
+        f"that is NaN or infinite and {found.zero} one that is zero (init_score "
+        f"{start}); {advice}{branch if found.not_finite else ''}"
+    )
+
+
+def has_split(trees: Tree) -> Bool[ArrayLike, ""]:
+    """Returns whether some tree has rows in more than one leaf; may be traced."""
+    assert trees.sums is not None
+    return ((trees.sums.weight > 0).sum(axis=-1) > 1).any()
+
+
+def count_rounds(number: int) -> str:
+    """Returns "of 5 rounds" for a message."""
+    return f"of {number} round{'' if number == 1 else 's'}"
+
+
+def describe_limits(
+    problem: Problem,
+    rows: PaddedRows,
+    state: BoostState,
+    bins: Bins,
+    sums: LeafSums | None = None,
+) -> str | None:
+    """Explains why no tree of a run has a split; None if there is nothing to learn.
+
+    Without a slope in any row, with one target for all or with constant features, no
+    tree would learn.
+
+    Args:
+      state: after the last round.
+      sums: of a tree of the run, whose first leaf holds all rows; None: not known.
+    """
+    found = _count_slopes(problem, rows, state)
+    targets, weights = rows.real
+    real = weights > 0
+    alike = all(_is_constant(t[real]) for t in jax.tree.leaves(targets))
+    constant = bins.categories is None and not np.isfinite(bins.thresholds).any()
+    if found.zero + found.not_finite >= found.rows or alike or constant:
+        return None
+    method, limits = problem.method, problem.arrays.numbers.limits
+    samples = decide_by_data(
+        np.asarray(state.pointed), np.asarray(state.least_rows), method.leaf_solver,
+        limits.min_child_samples,
+    ).min_child_samples  # fmt: skip
+    samples = np.min(samples)  # of all scores
+    size, reasons = int(found.rows), []
+    if samples > size:  # larger numbers have been cut
+        reasons.append(
+            f"min_child_samples asks for more than the {size} rows there are"
+        )
+    elif 2 * samples > size:
+        reasons.append(
+            f"min_child_samples={int(samples)} asks for {2 * int(samples)} rows in two "
+            f"children, and there are {size}"
+        )
+    least, total = float(limits.min_child_weight), _find_curvature(problem, sums)
+    if total == 0:
+        return None  # which has been said before training
+    if total is None and method.regularization == "relative":
+        total = size  # an average row has 1
+    if total is not None and 2 * least > total:
+        reasons.append(
+            f"min_child_weight={least:g} asks for a curvature of {2 * least:g} in two "
+            f"children, and the rows of a round have {total:.3g}"
+        )
+    others = {"min_gain": limits.min_gain}
+    if total is None:
+        others["min_child_weight"] = limits.min_child_weight
+    constraints = "interactions and " if limits.groups is not None else ""
+    if limits.values is not None:
+        others["l1"] = limits.values.l1
+        constraints += "monotone and " if np.any(limits.values.monotone) else ""
+    named = ", ".join(f"{k}={float(v):g}" for k, v in others.items() if float(v) > 0)
+    named = constraints + named if named else constraints.removesuffix(" and ")
+    if not reasons and named:
+        return f"no split of {size} rows gains enough with {named}"
+    return "; ".join(reasons) or f"no split of {size} rows lowers the loss"
+
+
+def _is_constant(values):
+    return values.size == 0 or bool(np.all(values == values.reshape(-1)[0]))
+
+
+def _find_curvature(problem, sums):
+    """Returns the curvature of all rows in the units of ``min_child_weight``."""
+    if sums is None:
+        return None
+    method, limits = problem.method, problem.arrays.numbers.limits
+    total, unit = sums.curvature, np.float32(1)
+    if method.curvature == "unit":
+        total = sums.weight
+    elif method.curvature != method.leaf_curvature:
+        return None
+    elif method.regularization == "relative":
+        if limits.l2 == 0:
+            return None
+        unit = np.asarray(sums.l2)[..., None] / limits.l2  # in which l2 counts, too
+    return float(np.max(np.asarray(total) / unit))
+
+
+def _count_slopes(problem, rows, state) -> Slopes:
+    static = (_idleness_program, problem.loss, problem.method.curvature)
+    run: Any = compiled(*static)
+    if rows.spread is not None:
+        run = compile_for_rows(rows.spread, *static, results=EVERYWHERE)
+    return run(problem.constants, problem.data, state)
+
+
+def _idleness_program(loss, curvature, constants, data, state):
+    if loss.coupled:
+        none: Any = None
+        problem = Problem(Static(loss, none), Arrays(constants, none, data))
+        objective = bind_groups(problem, state, data.weights)
+        slopes = group_gradient(objective, state.scores)
+        return count_group_slopes(slopes, data.weights)
+    objective = Objective(
+        loss, constants, data.targets, state.parameters, state.minimizer, state.kinks,
+        state.coupling,
+    )  # fmt: skip
+    slopes, _ = derivatives(
+        objective, state.scores, data.weights, curvature, seed=state.words
+    )
+    return count_slopes(objective, slopes, state.scores, data.weights)
 
 
 def start(

@@ -21,7 +21,6 @@ from jboost.entry.stages import (
 )
 from jboost.numerics.derivatives import differentiable
 from jboost.objective.coupling import mean_product
-from jboost.objective.diagonals import MANY_SCORES
 from jboost.objective.evaluation import (
     Objective,
     gradients,
@@ -31,6 +30,7 @@ from jboost.objective.evaluation import (
     mean_of_rows,
     weighted_mean,
 )
+from jboost.objective.jaxprs import MANY_SCORES
 from jboost.trees.implicit import derive_joint_start
 from jboost.trees.leaves import Groups, locate_minima
 
