@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which programs does jboost compile? The guard of a refactoring.
 
-    python experiments/program_hashes.py --write before.json
-    python experiments/program_hashes.py --compare before.json
+    python experiments/program_hashes.py --out before
+    python experiments/program_hashes.py --compare before/program_hashes.json
 
 Every case below runs in one process, and JAX writes the StableHLO of each program that
 it compiles for it. The result is the SHA-256 of each text, without locations and names
@@ -11,7 +11,6 @@ equal speed, so that a commit that must not change a model leaves all hashes as 
 were. Hashes depend on the versions of JAX and of the compiler: compare on one machine.
 """
 
-import argparse
 import collections
 import hashlib
 import json
@@ -23,6 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import scipy.sparse
+from experiment_tools import make_parser, write_json
 
 import jboost as jb
 from jboost.sklearn import JBoostClassifier
@@ -133,31 +133,27 @@ def run_case(function):
 
 
 def main():
-    """Runs all cases, and writes or compares their programs."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--write", type=Path, metavar="FILE")
-    parser.add_argument("--compare", type=Path, metavar="FILE")
-    parser.add_argument("--only", nargs="*", help="parts of names of cases")
+    """Runs all cases, and writes and compares their programs."""
+    parser = make_parser(__doc__)
+    parser.add_argument("--compare", type=Path, metavar="FILE", help="of a run before")
+    parser.add_argument("--only", nargs="*", default=[""], help="parts of names")
     args = parser.parse_args()
-    wanted = args.only or [""]
+    before = json.loads(args.compare.read_text()) if args.compare else {}
     cases = make_cases()
-    cases = {n: f for n, f in cases.items() if any(word in n for word in wanted)}
+    cases = {n: f for n, f in cases.items() if any(word in n for word in args.only)}
     found = {}
-    for index, (name, function) in enumerate(cases.items()):
-        print(f"{index + 1} of {len(cases)}: {name}", end="\r", flush=True)
-        found[name] = dict(run_case(function))
-    if args.write:
-        args.write.write_text(json.dumps(found, indent=1))
-    print({name: sum(programs.values()) for name, programs in found.items()})
-    if args.compare:
-        before = json.loads(args.compare.read_text())
-        changed = {}
-        for name, programs in found.items():
-            own, old = collections.Counter(programs), collections.Counter(before[name])
-            if own != old:
-                changed[name] = ((own - old).total(), (old - own).total())
-        print("changed (new programs, lost programs):", changed or "none")
-        raise SystemExit(bool(changed))
+    for name, function in cases.items():
+        programs = run_case(function)
+        found[name] = dict(programs)
+        line = f"{name}: {programs.total()} programs"
+        if name in before and programs != collections.Counter(before[name]):
+            lost = collections.Counter(before[name]) - programs
+            new = programs - collections.Counter(before[name])
+            line += f", CHANGED: {new.total()} new, {lost.total()} lost"
+        print(line, flush=True)
+    write_json(args.out / "program_hashes.json", found)
+    changed = [name for name in found if name in before and found[name] != before[name]]
+    raise SystemExit(f"changed: {', '.join(changed)}" if changed else 0)
 
 
 if __name__ == "__main__":
