@@ -1,5 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Derivatives of a round: evaluated, scaled, drawn, and projected for shared trees."""
+"""Derivatives of a round: evaluated, scaled, and projected for trees of all scores.
+
+Out: a :class:`Round`. A tree of all scores grows along a random direction u, as in
+SketchBoost (Iosipoi and Vakhrushev 2022, section 3.3), in any units of the scores: with
+g~ik = g_ik / sqrt(m_k), m_k the mean curvature, and random signs z_i of the rows,
+
+    u~ = C^-a sum_i w_i z_i g~i,    C = sum_i w_i g~i g~i',    u_k = u~_k / sqrt(m_k),
+
+where a = 1/2 if scores compete, else 1.
+"""
 
 from functools import partial
 from typing import Any, NamedTuple

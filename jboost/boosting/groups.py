@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rounds of losses of groups."""
+"""Groups of training and validation rows, and the rounds of losses of groups.
+
+Out: tables of rows, and the weights that multiply derivatives; a loss that takes
+``weights`` weighs rows itself. Then: start, derivatives and leaf values of such losses.
+"""
 
 from collections.abc import Iterable
 from dataclasses import replace

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Training as a pure function of arrays: init, boost and boost_step."""
+"""The boosting loop as pure functions of arrays: init, boost_step, boost.
+
+In: codes, targets, a loss, a key. Out: trees on codes and the scores of the rows.
+Before them: refusals of targets, reading of arguments, all rounds as one program.
+"""
 
 from collections.abc import Callable
 from functools import partial

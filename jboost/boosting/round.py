@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One round: structure of the trees, leaf values and the next state."""
+"""One round of boosting: structure of the trees, leaf values and the next state.
+
+Derivatives of training hold the structure constant. A leaf of a tree of all scores has
+the values -(sum_i w_i H_i + l2)^-1 sum_i w_i g_i; see :mod:`jboost.trees.joint`.
+"""
 
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,5 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A round as three compiled programs: derive, grow and finish."""
+"""The stages of a round as separate programs, for loops that run on the host.
+
+Out: the next state and its trees, equal bit for bit to those of
+:func:`jboost.boosting.round.grow_round`:
+
+    derive    derivatives of every row              compiled for each loss
+    grow      sample, grow, Newton steps, scores    compiled once for all losses
+    finish    losses; are the steps good enough?    compiled for each loss
+"""
 
 from dataclasses import replace
 from functools import partial

@@ -1,5 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hyperparameters: declarations, checks and learning rates."""
+"""The hyperparameters of training: each is declared once, in this file.
+
+Keywords, documentation, checks, and names in a checkpoint follow from the declarations.
+``fit`` and ``boost`` write their signatures out for readers; a test compares. To add
+one, add its declaration (and the keyword to both), then use ``settings.its_name``.
+"""
 
 import inspect
 import textwrap

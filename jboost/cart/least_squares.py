@@ -1,5 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Least-squares growth of a single tree."""
+"""Grows one least-squares tree on all distinct values, level by level, on the host.
+
+Each column is sorted once, as 64-bit words: the bits of the value above the index of
+the row, which breaks ties. Each level stores, for each column, the rows of its nodes
+contiguously and in sorted order, missing values last, so that one cumulative sum serves
+all nodes. A CPU kernel grows the same trees, which this NumPy code defines.
+"""
 
 from typing import Any, NamedTuple
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Classification and regression trees: growth, prediction and pruning."""
+"""Single regression trees (CART): exact growth to any depth; weakest-link pruning."""
 
 import heapq
 from collections.abc import Sequence

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks of arguments: numbers, arrays and names."""
+"""Checks of arguments of public functions, and their conversion to NumPy arrays.
+
+Errors name argument, expectation and value. Of traced values, the shape is checked.
+"""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The implementation, the devices and the mesh that functions run on."""
+"""The implementation, the devices and the mesh that functions run on.
+
+The implementation is local to a thread, and part of the keys of JAX's caches.
+"""
 
 from contextlib import AbstractContextManager
 from typing import Any

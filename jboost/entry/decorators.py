@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decorators of public functions: checks, context and results."""
+"""Decorators of public functions: checks of the process and of traced arguments.
+
+A lack of memory becomes a MemoryError; an interrupt leaves no damage in JAX's caches.
+"""
 
 import functools
 import inspect

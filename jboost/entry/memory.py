@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory that this process may use, and memory returned to the system."""
+"""Memory that this process may use, and memory returned to the system.
+
+The C library keeps freed memory, separately for each thread, until it is trimmed.
+"""
 
 import ctypes
 import os

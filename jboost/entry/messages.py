@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Texts for people: values, containers, warnings and missing attributes."""
+"""Texts for people: warnings, containers, arguments, names of other libraries."""
 
 import difflib
 import os

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compiled programs: their compile options and caches."""
+"""The cache of compiled programs, and the work that the compiler spends on each.
+
+Each key has its own jitted function; the least recently used ones are released.
+"""
 
 import os
 from collections import OrderedDict

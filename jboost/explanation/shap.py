@@ -1,5 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SHAP values of trees."""
+"""Exact SHAP values of trees: the contribution of each feature to a score.
+
+Consider a leaf of value v. Let z_j be the fraction of the cover that follows its path
+at the splits on feature j, and o_j be 1 if the row follows the path at these splits,
+else 0. Feature i contributes (Owen 1972)
+
+    phi_i = v (o_i - z_i) integral_0^1 prod_{j != i} (z_j + t (o_j - z_j)) dt,
+
+by Gauss-Legendre quadrature, exact with d / 2 points for d features. As in Linear
+TreeSHAP (Yu et al. 2022), factors are multiplied from the root down, and sums are added
+from the leaves up. An edge replaces the factor of the previous edge on its feature.
+"""
 
 import math
 from dataclasses import replace

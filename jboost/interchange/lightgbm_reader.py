@@ -1,5 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads models of LightGBM."""
+"""Reads models of LightGBM, and finds the categories of their features.
+
+Nothing in a file is executed. Categories are spread over ``feature_infos`` (values seen
+in training, or "none"), the parameters (indices of categorical columns), and
+``pandas_categorical`` (categories in the order of the columns, but not which columns).
+"""
 
 import json
 import os

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models of other libraries as linked trees."""
+"""Converts lists of nodes, the tree format of other libraries, to and from Ensembles.
+
+Before that: failures to read become a FileError; splits that list values become sets of
+codes, with one code for all unlisted values; columns too fine for float32 are found.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The file format of XGBoost: UBJSON and categories."""
+"""The file format of XGBoost: categories, and UBJSON (ubjson.org, draft 12)."""
 
 import itertools
 import struct

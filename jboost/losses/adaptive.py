@@ -1,5 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Losses with parameters that training estimates, such as random intercepts."""
+"""Losses with parameters that are re-estimated after each round.
+
+A function estimates them from the scores of all rows. The second part, mixed effects,
+has y = score + b_group + error, b ~ N(0, t^2), error ~ N(0, s^2). The likelihood of
+a group's n residuals r needs only n, their mean m, and the sum of (r - m)^2.
+"""
 
 from collections.abc import Callable, Sequence
 from functools import partial

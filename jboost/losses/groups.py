@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What losses of groups share: masks, sorted rows and checks of targets."""
+"""Masks, safe elementary functions and checks of targets for losses of groups."""
 
 from functools import partial
 from typing import Any

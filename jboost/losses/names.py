@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Losses by name, and several targets for each row."""
+"""The built-in losses by name, the loss of bags, and sums over several targets."""
 
 import math
 from collections.abc import Callable, Mapping

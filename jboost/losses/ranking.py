@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Losses of rankings: pairwise, listwise and LambdaRank."""
+"""Losses of rankings of the documents of one query: pairwise, listwise, LambdaRank.
+
+In: scores [G] and relevances [G]; a document's gain is 2^relevance - 1. Out: one
+number. Sums over pairs come first: their derivatives evaluate each pair only once.
+"""
 
 from functools import partial
 from typing import Literal, get_args

@@ -1,5 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Losses of one row, and checks of the parameters of built-in losses."""
+"""Losses of one row: plain functions ``loss(score, target) -> scalar``.
+
+In: the score F(x) of one row (for ``softmax`` a vector) and its target. r stands for
+score - target. All else is derived by differentiation. Checks of parameters come first;
+they run in Python while a loss is traced, and leave nothing in its program.
+"""
 
 import functools
 import inspect

@@ -1,5 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Losses of survival times: Cox's partial likelihood and concordance."""
+"""Losses of survival times, for one group of rows: Cox's likelihood and concordance.
+
+A larger score means a higher risk. A row is at risk at time t if entry < t <= time.
+With R the sum of the risks at t, and E that of the d tied events, the l-th of them,
+l = 0, ..., d - 1, is divided by R (Breslow 1974) or R - (l / d) E (Efron 1977). Both
+are sums of positive numbers: nothing is subtracted, so nothing cancels.
+"""
 
 import math
 from functools import partial

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Metrics of rankings and of survival times."""
+"""Metrics of the order of scores: two classes, documents of a query, survival times.
+
+Documents of equal score share their ranks, so that the order of the rows does not
+matter. A query without relevant documents is NaN; the mean over queries leaves it out.
+"""
 
 from collections.abc import Mapping
 from typing import NamedTuple

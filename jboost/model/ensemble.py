@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The model: an immutable pytree of trees, slices of it and sums."""
+"""The model: trees on raw thresholds in an immutable pytree, and slices of it."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files of models: layouts of all versions, writing and reading."""
+"""Files of models: fields and arrays of each type, their validation, save and load.
+
+After the checks, no file can make a program read out of bounds or loop forever.
+"""
 
 import math
 from collections.abc import Callable

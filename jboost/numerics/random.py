@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random bits by counter, and samples of rows and columns."""
+"""Random words from counters and seeds, and random subsets of rows or columns.
+
+The bits of an entry depend on its number alone, not on the size of the array.
+"""
 
 import jax
 import jax.numpy as jnp

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the scores of a row interact: products of its Hessian, and bounds."""
+"""The interaction of K > 1 scores of a loss, from products with Hessians.
+
+In: a traced loss bound to its data, and scores [K, N]. Out: which scores interact, and
+whether they compete. Scores have any units: numbers of different ones are never added.
+"""
 
 from typing import Any, NamedTuple
 

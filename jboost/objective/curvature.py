@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gradient and positive curvature of every row."""
+"""Gradient and positive curvature of every row, and its Fisher information.
+
+In: a traced loss bound to its data, and scores [K, N]. Out: gradient and curvature
+[K, N], both finite, the curvature nonnegative, as is the expected second derivative.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Losses of groups as traced functions, and checks of their masks."""
+"""Traces losses that couple the rows of a group, and checks their masks.
+
+In: a callable ``loss(scores, targets, *, where)``, and the widths of tables of groups.
+Out: a :class:`GroupLoss`, which compares by content, and the arrays of its closure.
+"""
 
 import inspect
 import weakref

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The minimum of the loss of each row, and where parameters move it."""
+"""Minimizers of the rows' own losses: bisection, search and kinks, derivatives.
+
+In: a traced loss bound to its data. Out: minimizers [K, N], which depend on the targets
+only, not on the scores, and can be differentiated in all that the loss reads.
+"""
 
 from collections.abc import Callable
 from functools import partial

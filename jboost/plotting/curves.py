@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bars, learning curves and panels of losses."""
+"""Bars of importance, learning curves, and panels of a loss and its derivatives."""
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gradient descent on leaf values."""
+"""Descends the loss in all leaf values v at once, with an optax optimizer.
+
+Out: the values of the step with the least loss. Scores are linear in the values:
+F_k(i) = offset_k(i) + init_k + sum_r v[r, k, leaf(r, k, i)].
+"""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

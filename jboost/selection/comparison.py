@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kinds of comparisons, and the runs that they compare."""
+"""The common part of cross-validation and sweeps: checks, data on devices, curves."""
 
 import inspect
 from functools import partial

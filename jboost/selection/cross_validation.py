@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cross-validation and sweeps over settings."""
+"""Cross-validation of one setting, and sweeps over many of them side by side.
+
+A fold is a mask of weights; all points that differ in numbers only share a program.
+"""
 
 import inspect
 import itertools

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs side by side, and their learning curves."""
+"""Many models trained on the same rows in one compiled program, and their curves.
+
+In: rows on the device, folds, parameters of the runs. Out: a Curve for each point. All
+runs share codes and targets; rows outside a run's training set have weight 0 in it.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sketches of ordered values and bins made from them."""
+"""Bins from quantile sketches, and the sketch of rows in their global order.
+
+Its bits depend on the rows and their order alone, not on batches or processes; those of
+:class:`jboost.sketches.QuantileSketch`, which takes rows in any order, depend on both.
+"""
 
 from functools import reduce
 from typing import NamedTuple

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What all estimators share: rows, parameters and training."""
+"""The base class of the estimators; before it, rows are read and held out."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Unpack

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sources of batches: arrays, callables and Parquet files."""
+"""Sources of batches of rows: arrays, callables that give iterators, Parquet files."""
 
 import glob
 import os

@@ -1,5 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Blocks of rows on disk: headers, codes, files and readers."""
+"""Blocks of rows in files: headers, codes as bytes, files, and reading ahead.
+
+One file holds: magic | length and checksum of the header | header (JSON) | codes |
+other values. Codes lie in it as the CPU kernels take them, by feature and by row, and
+are mapped without a copy; or encoded, if that takes much less room. The checksum of a
+part is tested when it is first read, and again if the file has changed since.
+"""
 
 import json
 import math

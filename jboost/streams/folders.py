@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Folders of blocks on disk, and the memory limit of a stream."""
+"""Sizes and release of memory, and folders of block files, removed after use."""
 
 import ctypes
 import math

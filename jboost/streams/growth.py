@@ -1,5 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Grows trees on blocks of rows."""
+"""Grows a tree on blocks of rows, which are read one after the other.
+
+Each level takes one pass, which routes the rows by the splits of the level before and
+sums the histograms of the smaller children, which counts of rows determine before it.
+Sums are integers: for any blocks and processes, plain XLA (the definition, which comes
+first) and the CPU kernels grow the tree of ``grow_tree``.
+"""
 
 import math
 from collections.abc import Callable

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows on disk as the argument of fit, and the plan of its memory."""
+"""Data larger than memory, as ``fit`` takes it in place of x and y; its memory plan."""
 
 import os
 import sys

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Baseline hazards and survival curves."""
+"""Survival targets as users pass them, baseline hazards, and survival curves."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

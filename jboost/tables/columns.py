@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Columns of tables as numbers, also those that float32 cannot hold."""
+"""Columns of tables as numbers or categories, also those too fine for float32."""
 
 import datetime
 import math

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks of targets: domains of losses, and values that become equal in float32."""
+"""Checks of values: collisions in float32, and domains of built-in losses."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Groups of rows: sizes, ids and the order of their rows."""
+"""Groups of rows for losses, such as queries; before them, properties of raw tables.
+
+In: an id for each row, in any order. Out: :class:`RowGroups`: tables of row numbers,
+[groups, rows], in a few widths. A loss is evaluated on all groups of a table at once.
+"""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace

@@ -1,5 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoints: what they hold and how a run is recognized."""
+"""Checkpoints: a run of ``fit`` in a file, from which the same call continues.
+
+A fingerprint of data, loss and settings keeps other runs from the file; it does not
+depend on the division of rows among processes. A lock ends with the run or its process.
+The size of the file does not grow with the rows: it holds trees, history and a few
+numbers, and scores are computed from the trees when a run goes on.
+"""
 
 import hashlib
 import io

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Chunks of rounds: their lengths, their programs, and progress."""
+"""Chunks of up to 16 rounds in one call of a compiled program, and their pacing."""
 
 import threading
 import time

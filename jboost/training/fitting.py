@@ -1,5 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Training: the public function fit."""
+"""Training on raw tables: the public function fit.
+
+Four steps: read the request, which checks all that needs no data (``request``); prepare
+the rows (``preparing``); begin afresh, from a model or from a checkpoint
+(``begin_run``); run chunks of rounds (``host_loop``).
+"""
 
 import functools
 from collections.abc import Callable, Sequence

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Metrics in training: calls, checks, and the better of two values."""
+"""Metrics in training: the comparison of rounds, calls of each signature, and checks.
+
+All rounds are compared by :class:`Criterion`; NaN or infinity is never the best value.
+"""
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence

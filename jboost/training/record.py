@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The record of a run: losses, metrics and trees of its rounds."""
+"""The record of a run: losses and metrics by round, and the model after any round.
+
+Arrays grow in place, and a model is a view of their first rounds, so that the total
+time grows with the number of rounds. No prediction changes where models are joined.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace

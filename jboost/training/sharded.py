@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows on the devices of a mesh."""
+"""Rows on the devices of a mesh, and the programs of training on every shard.
+
+The global order of rows is that of processes, and of arrays within a process. Each
+device holds a shard of the same length. Programs return the bits of a single device.
+"""
 
 from collections.abc import Callable
 from functools import partial

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The state before the first round, and what is refused there or warned of."""
+"""The state before the first round; before it, refused losses and idle training.
+
+In: a training run, checked and on the device. Out: its state, or an error that names
+the first row of unusable loss; for runs that learn nothing, the reason.
+"""
 
 from typing import Any, NoReturn
 

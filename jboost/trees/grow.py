@@ -1,5 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Grows the splits of one tree level by level."""
+"""Grows the splits of one tree level by level on codes, and finds the leaves of rows.
+
+Out: a Tree in heap order. Node i has children 2i + 1 and 2i + 2. A node that is not
+split sends all rows left, so that every path ends in one of 2^max_depth leaves. Plain
+XLA comes first and defines the tree; the CPU kernel returns the same bits.
+"""
 
 from functools import partial
 from typing import Any, NamedTuple

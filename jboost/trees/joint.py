@@ -1,5 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Leaves of trees that all scores share."""
+"""Leaf values that depend on each other, and their bounds under monotone constraints.
+
+In: the gradient g, and a function that multiplies by the Hessian H. Out: leaf values w
+that minimize b'w + w' A w / 2 with b = P'W g and A = P'W H P + l2 I, where P [N, L] is
+the indicator of leaves and W the weights of rows. Conjugate gradients, preconditioned
+by P'W h + l2, make this a truncated Newton method (Dembo and Steihaug 1983).
+"""
 
 from collections.abc import Callable
 from typing import NamedTuple

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Initial scores of losses whose scores interact."""
+"""The start of training for K > 1 interacting scores: damped Newton and a search."""
 
 from functools import partial
 from typing import Any, NamedTuple

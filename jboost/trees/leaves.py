@@ -1,5 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Leaf values: Newton steps, order statistics and searches."""
+"""Leaf values: Newton steps, order statistics, and exact searches.
+
+In: a loss bound to its data, scores, the leaf of each row. Out: a value c per leaf that
+minimizes, over the rows i of a group,
+
+    sum_i w_i l(F_i + c d_i, y_i) + penalty c^2 / 2 + l1 |c|
+
+with d = 1 and a group per leaf (TreeBoost), d = the tree's own values and one group
+(one multiplier per tree), or d = 1 and one group (the initial score).
+"""
 
 from collections.abc import Callable, Sequence
 from functools import partial

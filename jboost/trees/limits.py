@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Limits of a tree, in the units of its derivatives."""
+"""The numbers that shape a tree, and the unit of gradients for the search of splits.
+
+The search multiplies gradients by a power of two, so that G^2 / H neither overflows nor
+underflows in any units of the targets; this changes neither comparisons nor digits.
+"""
 
 from typing import Any, NamedTuple
 

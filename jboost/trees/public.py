@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Steps of training as public functions on arrays."""
+"""Histograms, splits and single trees as public functions, for loops of one's own."""
 
 from collections.abc import Sequence
 from functools import partial
