@@ -25,7 +25,6 @@ import scipy.sparse
 from experiment_tools import make_parser, write_json
 
 import jboost as jb
-from jboost.sklearn import JBoostClassifier
 
 ROWS, FEATURES = 300, 4
 LOSSES = jb.losses
@@ -105,7 +104,7 @@ def make_cases():
         "predict": lambda: [jb.predict(model, rows) for rows in (x, x[:1])],
         "predict, xla": lambda: jb.predict(model, x, implementation="xla"),
         "shap": lambda: jb.shap_values(model, x[:20]),
-        "classifier": lambda: JBoostClassifier(num_rounds=3).fit(x, classes),
+        "classifier": lambda: jb.sklearn.JBoostClassifier(num_rounds=3).fit(x, classes),
         "tree": lambda: jb.cart.fit_tree(x, y, max_depth=3),
     }
 
