@@ -491,7 +491,7 @@ def test_minima_at_kinks_move_with_their_rows(penalty):
     from jboost.objective.evaluation import Objective
     from jboost.objective.minimizers import locate_minimizers
     from jboost.objective.tracing import trace_loss
-    from jboost.trees.leaves import Groups, solve_groups
+    from jboost.trees.leaves import LeafProblems, solve_groups
 
     group = np.arange(N) % 8
 
@@ -502,7 +502,7 @@ def test_minima_at_kinks_move_with_their_rows(penalty):
         )
         objective = Objective(traced, constants, y, (), None)
         objective = objective._replace(minimizer=locate_minimizers(objective, N))
-        groups = Groups(
+        groups = LeafProblems(
             jnp.int32(0), jnp.zeros((1, N)), jnp.ones(N), None,
             jnp.asarray(group, jnp.int32), jnp.full(8, penalty),
         )  # fmt: skip

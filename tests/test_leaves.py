@@ -20,7 +20,7 @@ from jboost.objective.evaluation import Objective
 from jboost.objective.minimizers import find_kinks, find_minimizers
 from jboost.objective.tracing import trace_loss
 from jboost.trees.initial import initial_score
-from jboost.trees.leaves import Groups, newton_step, solve_leaves
+from jboost.trees.leaves import LeafProblems, newton_step, solve_leaves
 
 L = jb.losses
 ROWS, LEAVES = 12, 3  # the last leaf stays empty unless a test fills it
@@ -43,7 +43,7 @@ def compiled_solve(
     gradient, curvature, _ = derivatives(objective, scores[None], weights, "auto")
     rows = [jnp.where(weights > 0, weights * d[0], 0) for d in (gradient, curvature)]
     newton = partial(newton_step, *sum_channels(rows, leaf, LEAVES), penalty)
-    groups = Groups(
+    groups = LeafProblems(
         jnp.int32(0), scores[None], weights, None, leaf,
         jnp.broadcast_to(penalty, LEAVES),
     )  # fmt: skip
@@ -282,7 +282,7 @@ def test_poor_steps_of_many_rows_are_solved_for(poor):
         sums = sum_channels(channels, leaf, num_leaves, weights)
         newton = partial(newton_step, *sums, jnp.float32(0))
         penalty = jnp.zeros(num_leaves, jnp.float32)
-        groups = Groups(jnp.int32(0), scores, weights, None, leaf, penalty)
+        groups = LeafProblems(jnp.int32(0), scores, weights, None, leaf, penalty)
         return solve_leaves(objective, groups, newton, "guarded"), newton()[0]
 
     values, steps = run(targets, leaf.astype(np.int32), weights)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Derivatives of a round: evaluated, scaled, and projected for trees of all scores.
 
-Out: a :class:`Round`. A tree of all scores grows along a random direction u, as in
+Out: a :class:`RoundPlan`. A tree of all scores grows along a random direction u, as in
 SketchBoost (Iosipoi and Vakhrushev 2022, section 3.3), in any units of the scores: with
 g~ik = g_ik / sqrt(m_k), m_k the mean curvature, and random signs z_i of the rows,
 
@@ -19,7 +19,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int32, UInt32
 
 from jboost.boosting.auto import decide_by_data, needs_minimizer
-from jboost.boosting.first_sums import FirstSums, Sizes, sum_first
+from jboost.boosting.first_sums import ShardStatistics, SumGuesses, sum_first
 from jboost.boosting.groups import draw_bag, probe_round
 from jboost.boosting.method import Method
 from jboost.boosting.state import (
@@ -248,8 +248,8 @@ def scale_derivatives(
     weights: Float[Array, " N"],
     state: BoostState,
     raw: tuple[RawDerivatives, ...],
-    first: FirstSums | None = None,
-) -> tuple[RowDerivatives, RowDerivatives, FirstSums | None]:
+    first: ShardStatistics | None = None,
+) -> tuple[RowDerivatives, RowDerivatives, ShardStatistics | None]:
     """Returns derivatives that shape the trees, and those that fit their leaves.
 
     Both pairs are the same unless ``method.leaf_curvature`` differs from the curvature
@@ -399,7 +399,7 @@ _MOST_TERMS = 1 << 22  # of the products of gradients of all scores
 _LEAST_SPREAD = 1e-5  # of the largest eigenvalue: a direction that no gradient has
 
 
-class Line(NamedTuple):
+class Projection(NamedTuple):
     """Derivatives along one direction, for a tree of all scores.
 
     Attributes:
@@ -412,13 +412,13 @@ class Line(NamedTuple):
     units: RowDerivatives
 
 
-def draw_line(
+def draw_projection(
     seed: UInt32[Array, "2"],
     shape: RowDerivatives,
     fitted: RowDerivatives,
     weights: Float[Array, " N"],
     competing: Bool[Array, ""] | bool,
-) -> Line:
+) -> Projection:
     """Draws the direction of a round; returns the derivatives along it.
 
     Args:
@@ -444,7 +444,7 @@ def draw_line(
         known=None if shape.known is None else jnp.any(shape.known, 0, keepdims=True),
     )  # fmt: skip
     units: Any = derivatives._replace(gradient=nothing, curvature=nothing, known=None)
-    return Line(
+    return Projection(
         derivatives,
         units._replace(
             mean=replace_zero(_add_scores(magnitude, fitted.mean)),
@@ -556,7 +556,7 @@ def _add_scores(factors, values):
     return jax.lax.scan(add, start, (factors, values))[0]
 
 
-class Round(NamedTuple):
+class RoundPlan(NamedTuple):
     """What is known of a round before its trees grow, score by score.
 
     Attributes:
@@ -580,19 +580,19 @@ class Round(NamedTuple):
     in_bag: Bool[Array, " N"]
     whole: Bool[Array, ""]
     limits: TreeLimits
-    first: FirstSums | None
-    sizes: Sizes | None
+    first: ShardStatistics | None
+    sizes: SumGuesses | None
     lost: Int32[Array, "3"]
-    line: Line | None = None
+    line: Projection | None = None
 
-    def trees(self) -> "OneTree":
+    def trees(self) -> "TreeTask":
         """Returns what differs from score to score, to be mapped over."""
-        return OneTree(self.k, self.seeds, self.shape, self.fitted, self.first)
+        return TreeTask(self.k, self.seeds, self.shape, self.fitted, self.first)
 
-    def structure(self) -> "OneTree":
+    def structure(self) -> "TreeTask":
         """Returns what the splits of the tree of all scores are found with."""
         assert self.line is not None
-        one = OneTree(self.k[:1], self.seeds[:1], *self.line, None)
+        one = TreeTask(self.k[:1], self.seeds[:1], *self.line, None)
         return jax.tree.map(lambda array: array[0], one)
 
     def weights(
@@ -612,14 +612,14 @@ class Round(NamedTuple):
         return weights if known is None else jnp.where(known, weights, 0.0)
 
 
-class OneTree(NamedTuple):
-    """What a round knows of one tree; the fields are those of :class:`Round`."""
+class TreeTask(NamedTuple):
+    """What a round knows of one tree; the fields are those of :class:`RoundPlan`."""
 
     k: Int32[Array, "*K"]
     seed: UInt32[Array, "*K 2"]
     shape: RowDerivatives
     fitted: RowDerivatives
-    first: FirstSums | None
+    first: ShardStatistics | None
 
 
 def start_round(
@@ -627,7 +627,7 @@ def start_round(
     scaling: Scaling,
     state: BoostState,
     raw: tuple[RawDerivatives, ...],
-) -> Round:
+) -> RoundPlan:
     """Draws the rows and the seeds of a round, and scales the derivatives.
 
     Args:
@@ -653,7 +653,7 @@ def start_round(
         pair = raw[0].gradient, raw[0].curvature
         first, sizes = sum_first(*pair, weights, in_bag, raised, sizes)
     shape, fitted, first = scale_derivatives(scaling, weights, state, raw, first)
-    now = Round(
+    now = RoundPlan(
         k=jnp.arange(num_scores, dtype=jnp.int32),
         seeds=seeds[1:],
         shape=shape,
@@ -669,6 +669,8 @@ def start_round(
         return now
     coupling = state.coupling
     competing = False if coupling is None else jnp.any(coupling.competing)
-    line = draw_line(seeds[1], shape, fitted, now.weights(problem.data), competing)
+    line = draw_projection(
+        seeds[1], shape, fitted, now.weights(problem.data), competing
+    )
     # Only the sums of one score's tree are known before it grows.
     return now._replace(line=line, first=None)

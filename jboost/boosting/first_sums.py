@@ -20,13 +20,13 @@ from jboost.entry.collectives import current_shards, most
 from jboost.kernels.float_bits import exponent_above
 from jboost.kernels.sums_xla import split_weights
 from jboost.numerics.exact import fit_scale, sum_guessed
-from jboost.trees.rounding import Measure, make_measure, measure_rows
+from jboost.trees.rounding import Quantization, make_measure, measure_rows
 
 _ROUNDINGS = 2.0**-20  # more than those of a quotient and of its sum
 _FINEST = 2.0**-29  # 255 times the rounding of a term, relative to the greatest one
 
 
-class FirstSums(NamedTuple):
+class ShardStatistics(NamedTuple):
     """Sums over all rows, score by score.
 
     Attributes:
@@ -47,7 +47,7 @@ class FirstSums(NamedTuple):
     holds: Bool[Array, "*K"]
 
 
-class Sizes(NamedTuple):
+class SumGuesses(NamedTuple):
     """The greatest terms of sums, which the next round guesses to be the same.
 
     Attributes:
@@ -59,10 +59,10 @@ class Sizes(NamedTuple):
     smoothing: list[Float[Array, "*K"]]
 
 
-def no_sizes(num_scores: int) -> Sizes:
+def no_sizes(num_scores: int) -> SumGuesses:
     """Returns the sizes before the first round, which are no good guess."""
     each, one = jnp.zeros(num_scores, jnp.float32), jnp.float32(0)
-    return Sizes([each, one, each, each], [each, each, each, one])
+    return SumGuesses([each, one, each, each], [each, each, each, one])
 
 
 def sum_first(
@@ -71,8 +71,8 @@ def sum_first(
     weights: Float[Array, " N"],
     in_bag: Bool[Array, " N"],
     raised: bool,
-    sizes: Sizes | None,
-) -> tuple[FirstSums | None, Sizes | None]:
+    sizes: SumGuesses | None,
+) -> tuple[ShardStatistics | None, SumGuesses | None]:
     """Makes the sums of a round; None where all rows are on one device.
 
     Args:
@@ -103,7 +103,7 @@ def sum_first(
     total, weight, *magnitudes = found.sums
     below, factor = found.extremes
     greatest = (*found.sizes[2:], jnp.broadcast_to(factor, (num_scores,)))
-    sums = FirstSums(
+    sums = ShardStatistics(
         mean=total / weight,
         least=-below,
         magnitudes=jnp.stack(magnitudes, axis=1),
@@ -115,13 +115,13 @@ def sum_first(
 
 
 def measure_first(
-    first: FirstSums | None,
+    first: ShardStatistics | None,
     mean: Float[Array, ""],
     gradient: Float[Array, " N"],
     curvature: Float[Array, " N"],
     in_bag: UInt8[Array, " N"],
     uniform: bool,
-) -> Measure | None:
+) -> Quantization | None:
     """Returns what :func:`jboost.trees.rounding.measure_rows` does; None without sums.
 
     Scales are powers of two above sums of quotients. Those sums are known up to
@@ -153,7 +153,7 @@ def measure_first(
 
 
 def find_leaf_sizes(
-    first: FirstSums | None,
+    first: ShardStatistics | None,
 ) -> Callable[[Float[Array, "3"]], Float[Array, "3"]] | None:
     """Returns what finds the greatest terms of the leaves' sums; None without sums.
 

@@ -19,9 +19,9 @@ from jaxtyping import Array, ArrayLike, Bool, Float, Int32, UInt8
 
 from jboost.boosting.auto import decide_by_data
 from jboost.boosting.derivatives import (
-    OneTree,
-    Round,
+    RoundPlan,
     RowDerivatives,
+    TreeTask,
     choose_scaling,
     differentiate,
     start_round,
@@ -48,14 +48,14 @@ from jboost.trees.exact_growth import grow_sorted_tree
 from jboost.trees.grow import grow_levels
 from jboost.trees.joint import Stopping, bound_leaves, solve_jointly
 from jboost.trees.leaf_operations import add_values
-from jboost.trees.leaves import Groups, keeps_steps, newton_step, solve_leaves
+from jboost.trees.leaves import LeafProblems, keeps_steps, newton_step, solve_leaves
 from jboost.trees.limits import TreeLimits
 from jboost.trees.splitting import UNBOUNDED
 from jboost.trees.tree import LeafSums, Tree
 
 
 def shaping_derivatives(
-    data: Data, now: Round, shape: RowDerivatives
+    data: Data, now: RoundPlan, shape: RowDerivatives
 ) -> tuple[Float[Array, " N"], Float[Array, " N"], UInt8[Array, " N"]]:
     """Returns gradient and curvature of every row as a tree's splits see them.
 
@@ -82,7 +82,7 @@ def weigh_rows(
 
 
 def grow_structure(
-    problem: Problem, now: Round, one: OneTree
+    problem: Problem, now: RoundPlan, one: TreeTask
 ) -> tuple[Tree, Int32[Array, " N"]]:
     """Grows the splits of a tree; returns it with the leaf of every row."""
     method, data = problem.method, problem.data
@@ -121,7 +121,7 @@ def _measure_candidates(method, data, curvature, in_bag):
     return measure(values, in_bag)
 
 
-def shaping_limits(now: Round, one: OneTree) -> TreeLimits:
+def shaping_limits(now: RoundPlan, one: TreeTask) -> TreeLimits:
     """Returns the limits in the units of the derivatives that shape the tree.
 
     Leaves are fitted with derivatives in other units where the curvature of the splits
@@ -144,7 +144,7 @@ def shaping_limits(now: Round, one: OneTree) -> TreeLimits:
 
 
 def sum_leaves(
-    data: Data, now: Round, one: OneTree, tree: Tree, leaf: Int32[Array, " N"]
+    data: Data, now: RoundPlan, one: TreeTask, tree: Tree, leaf: Int32[Array, " N"]
 ) -> Tree:
     """Returns the tree with the sums that its leaf values are fitted to.
 
@@ -163,8 +163,8 @@ def fit_leaves(
     problem: Problem,
     learning_rate: Float[ArrayLike, ""],
     state: BoostState,
-    now: Round,
-    one: OneTree,
+    now: RoundPlan,
+    one: TreeTask,
     tree: Tree,
     leaf: Int32[Array, " N"],
 ) -> Tree:
@@ -207,8 +207,8 @@ def fit_leaves(
 def are_steps_kept(
     problem: Problem,
     state: BoostState,
-    now: Round,
-    one: OneTree,
+    now: RoundPlan,
+    one: TreeTask,
     tree: Tree,
     leaf: Int32[Array, " N"],
     row_losses: Float[Array, " N"] | None = None,
@@ -238,7 +238,7 @@ def _prepare(problem, state, now, one, tree, leaf):
         step, promised = newton_step(sums.gradient, sums.curvature, penalty, l1)
         return step, jnp.where(choices.exact_leaves, jnp.inf, promised)
 
-    groups = Groups(
+    groups = LeafProblems(
         k=one.k,
         scores=state.scores,
         weights=_weigh_rows(problem.data, now, fitted),
@@ -276,7 +276,7 @@ _STOPPING = Stopping(steps=10, residual=1e-6, least_bend=0.02, overshoot=0.5)
 
 
 def sum_shared_leaves(
-    data: Data, now: Round, tree: Tree, leaf: Int32[Array, " N"]
+    data: Data, now: RoundPlan, tree: Tree, leaf: Int32[Array, " N"]
 ) -> Tree:
     """Returns the tree with the sums that its leaf values are fitted to.
 
@@ -308,7 +308,7 @@ def fit_shared_leaves(
     problem: Problem,
     learning_rate: Float[ArrayLike, ""],
     state: BoostState,
-    now: Round,
+    now: RoundPlan,
     tree: Tree,
     leaf: Int32[Array, " N"],
     pointed: Bool[ArrayLike, ""],
@@ -349,7 +349,7 @@ def fit_shared_leaves(
 def are_shared_steps_kept(
     problem: Problem,
     state: BoostState,
-    now: Round,
+    now: RoundPlan,
     tree: Tree,
     leaf: Int32[Array, " N"],
 ) -> Bool[Array, ""]:
@@ -459,7 +459,9 @@ def grow_round(
     return add_trees(problem, state, now, trees, leaf), trees, now.in_bag
 
 
-def grow_shared_tree(problem: Problem, now: Round) -> tuple[Tree, Int32[Array, "1 N"]]:
+def grow_shared_tree(
+    problem: Problem, now: RoundPlan
+) -> tuple[Tree, Int32[Array, "1 N"]]:
     """Grows the tree of all scores, and sums the derivatives in its leaves."""
     grown = grow_structure(problem, now, now.structure())
     tree, leaf = checkpoint_name(grown, STRUCTURE)
@@ -470,7 +472,7 @@ def fit_trees(
     problem: Problem,
     learning_rate: Float[ArrayLike, ""],
     state: BoostState,
-    now: Round,
+    now: RoundPlan,
     trees: Tree,
     leaf: Int32[Array, "T N"],
     pointed: Bool[ArrayLike, ""],
@@ -496,7 +498,7 @@ def fit_trees(
 def add_trees(
     problem: Problem,
     state: BoostState,
-    now: Round,
+    now: RoundPlan,
     trees: Tree,
     leaf: Int32[Array, "T N"],
 ) -> BoostState:
@@ -506,7 +508,7 @@ def add_trees(
 
 
 def advance(
-    problem: Problem, state: BoostState, now: Round, steps: Float[Array, "K N"]
+    problem: Problem, state: BoostState, now: RoundPlan, steps: Float[Array, "K N"]
 ) -> BoostState:
     """Returns the state after a round that has led to these steps."""
     state = count_round(state, now, steps)
@@ -517,7 +519,7 @@ def advance(
 
 
 def count_round(
-    state: BoostState, now: Round, steps: Float[Array, "K N"]
+    state: BoostState, now: RoundPlan, steps: Float[Array, "K N"]
 ) -> BoostState:
     """Does what :func:`advance` does, for a loss whose parameters stay the same."""
     return state._replace(

@@ -20,14 +20,14 @@ from jaxtyping import Array, Bool, Complex64, Float, Int32
 
 from jboost.boosting.derivatives import (
     RawDerivatives,
-    Round,
+    RoundPlan,
     Scaling,
     differentiate,
     list_policies,
     note_lost,
     start_round,
 )
-from jboost.boosting.first_sums import Sizes
+from jboost.boosting.first_sums import SumGuesses
 from jboost.boosting.method import Method, Numbers
 from jboost.boosting.reports import add_to_sets, report_round
 from jboost.boosting.round import (
@@ -125,7 +125,7 @@ def take_parts(
     return jnp.real(pairs), jnp.imag(pairs), jnp.all(finite | (weights <= 0))
 
 
-class Turn(NamedTuple):
+class RoundInputs(NamedTuple):
     """What differs from round to round.
 
     Attributes:
@@ -140,7 +140,7 @@ class Turn(NamedTuple):
     entry: Int32[Array, ""]
 
 
-class Growth(NamedTuple):
+class GrowOperands(NamedTuple):
     """What ``grow`` takes in every round: numbers, rows without targets, sets."""
 
     numbers: Numbers
@@ -148,7 +148,7 @@ class Growth(NamedTuple):
     sets: tuple[Data, ...]
 
 
-class Grown(NamedTuple):
+class RoundTrees(NamedTuple):
     """The trees of a round; their leaves may not have values yet.
 
     Attributes:
@@ -161,7 +161,7 @@ class Grown(NamedTuple):
       regular: that of :class:`Derived`.
     """
 
-    now: Round
+    now: RoundPlan
     trees: Tree
     leaf: Int32[Array, "K N"]
     state: BoostState | None
@@ -170,7 +170,7 @@ class Grown(NamedTuple):
     regular: Bool[Array, ""]
 
 
-class Stored(NamedTuple):
+class RoundBuffers(NamedTuple):
     """What rounds leave behind besides trees, with a leading axis of rounds.
 
     Attributes:
@@ -252,7 +252,7 @@ class Derived(NamedTuple):
 
     raw: tuple[RawDerivatives, ...]
     regular: Bool[Array, ""] | None
-    sizes: Sizes | None
+    sizes: SumGuesses | None
     lost: Int32[Array, "3"]
 
 
@@ -285,11 +285,11 @@ def grow(
     method: Method,
     scaling: Scaling,
     steps: bool,
-    growth: Growth,
-    turn: Turn,
+    growth: GrowOperands,
+    turn: RoundInputs,
     derived: Derived,
     words: Int32[Array, "R W"],
-) -> Grown:
+) -> RoundTrees:
     """Grows the trees of a round, and sums the derivatives in their leaves.
 
     Args:
@@ -328,7 +328,7 @@ def grow(
     rest: Any = now.fitted._replace(gradient=None, curvature=None)
     nothing: Any = None
     now = now._replace(shape=nothing, fitted=rest, first=None, line=None)
-    return Grown(now, trees, leaf, after, new_steps, words, regular)
+    return RoundTrees(now, trees, leaf, after, new_steps, words, regular)
 
 
 def _store(buffer, value, entry):
@@ -336,7 +336,7 @@ def _store(buffer, value, entry):
     return jax.lax.dynamic_update_index_in_dim(buffer, value, entry, 0)
 
 
-class Finish(NamedTuple):
+class FinishOptions(NamedTuple):
     """The options that ``finish`` depends on besides loss and method.
 
     Attributes:
@@ -354,14 +354,14 @@ class Finish(NamedTuple):
     pointed: bool
 
 
-class RoundOptions(NamedTuple):
+class ProgramOptions(NamedTuple):
     """What the programs of a round contain; see :func:`choose_stages`."""
 
     smooth: bool | None
-    finish: Finish
+    finish: FinishOptions
 
 
-class Wholeness(NamedTuple):
+class IncludeFallbacks(NamedTuple):
     """Which programs contain what is rarely needed."""
 
     derive: bool
@@ -369,13 +369,16 @@ class Wholeness(NamedTuple):
 
 
 def choose_stages(
-    problem: Problem, state: BoostState, reports: tuple[bool, bool], whole: Wholeness
-) -> RoundOptions:
+    problem: Problem,
+    state: BoostState,
+    reports: tuple[bool, bool],
+    whole: IncludeFallbacks,
+) -> ProgramOptions:
     """Decides from concrete values what the programs of a round must contain.
 
     Args:
       state: before the first round.
-      reports: ``keep`` and ``bagged`` of :class:`Finish`.
+      reports: ``keep`` and ``bagged`` of :class:`FinishOptions`.
     """
     method, kinks, loss = problem.method, state.kinks, problem.loss
     smooth, kind = None, None
@@ -394,20 +397,20 @@ def choose_stages(
     if method.leaf_solver == "guarded":
         solve = whole.finish or bool(state.pointed)
     pointed = method.share_structure and bool(state.pointed)
-    return RoundOptions(smooth, Finish(*reports, solve, kind, pointed))
+    return ProgramOptions(smooth, FinishOptions(*reports, solve, kind, pointed))
 
 
 @for_host
 def finish(
     static: Static,
-    options: Finish,
+    options: FinishOptions,
     arrays: Arrays,
     sets: tuple[Data, ...],
-    turn: Turn,
-    grown: Grown,
-    stored: Stored,
+    turn: RoundInputs,
+    grown: RoundTrees,
+    stored: RoundBuffers,
     row_losses: Float[Array, " N"] | None,
-) -> tuple[Any, Stored, Float[Array, " N"] | None]:
+) -> tuple[Any, RoundBuffers, Float[Array, " N"] | None]:
     """Completes a round, and stores it.
 
     Args:
@@ -441,7 +444,7 @@ def finish(
         problem, options.keep, sets, before, state, set_steps, in_bag, stored.sizes
     )
     summary = Summary(report.losses, report.improvement, grown.regular, kept)
-    made = Stored(pack(summary), report.snapshots, state.parameters, None)
+    made = RoundBuffers(pack(summary), report.snapshots, state.parameters, None)
     stored = stored._replace(sizes=None)
     stored = jax.tree.map(partial(_store, entry=entry), stored, made)
     stored = stored._replace(sizes=report.sizes)

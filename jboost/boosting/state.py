@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Array, ArrayLike, Bool, Float, Int32, UInt32
 
 from jboost.boosting.auto import count_least_rows, needs_minimizer
-from jboost.boosting.first_sums import Sizes, no_sizes
+from jboost.boosting.first_sums import SumGuesses, no_sizes
 from jboost.boosting.groups import find_group_start, round_words
 from jboost.boosting.method import Method, Numbers
 from jboost.codes.codes import Codes
@@ -167,7 +167,7 @@ class BoostState(NamedTuple):
     concentration: Float[Array, " K"]
     words: UInt32[Array, "2"]
     round: Int32[Array, ""]
-    sizes: Sizes | None
+    sizes: SumGuesses | None
     lost: Int32[Array, "3"]
     probe: Probe | None = None
 

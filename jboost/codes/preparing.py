@@ -21,7 +21,7 @@ from jboost.entry.decorators import is_tracing, traceable
 from jboost.entry.identity import IdentityCache
 from jboost.entry.programs import compiled
 from jboost.kernels.library import takes_implementation
-from jboost.kernels.settling import settle_implementation
+from jboost.kernels.settling import resolve_implementation
 
 _highest = IdentityCache()  # the highest code of an array
 _arranged = IdentityCache()  # the DenseCodes made of an array
@@ -160,7 +160,7 @@ def arrange_codes(binned: Any, max_bins: int | None) -> Codes:
         return run(binned.columns.T) if lacks is None else binned
     if is_tracing():  # results of the program being traced must not outlive it
         return run(binned)
-    with settle_implementation(binned):
+    with resolve_implementation(binned):
         key = (max_bins, current_implementation())
         return _arranged.recall(binned, key, lambda: run(binned))
 

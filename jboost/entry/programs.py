@@ -21,7 +21,7 @@ _LEVEL = "xla_backend_optimization_level"
 _LIGHT = (_LEVEL, 1)
 
 
-class Effort(NamedTuple):
+class CompileOptions(NamedTuple):
     """An effort of the compiler.
 
     ``FULL`` is for programs on many rows. ``WHOLE`` does the same work in one piece,
@@ -52,12 +52,12 @@ class Effort(NamedTuple):
 
 # YNNPACK, which XLA calls for sums over an axis, takes several times as long as XLA
 # where the axis is short, as that of the scores.
-FULL = Effort((("xla_cpu_experimental_ynn_fusion_type", ""),))
-WHOLE = Effort((*FULL.options, ("xla_cpu_parallel_codegen_split_count", 1)))
-BRISK = Effort((*WHOLE.options, ("xla_cpu_use_fusion_emitters", False)))
-QUICK = Effort((*BRISK.options, (_LEVEL, 0)))
-GROUPS = Effort((*FULL.options, _LIGHT))
-SMALL_GROUPS = Effort((*BRISK.options, _LIGHT))
+FULL = CompileOptions((("xla_cpu_experimental_ynn_fusion_type", ""),))
+WHOLE = CompileOptions((*FULL.options, ("xla_cpu_parallel_codegen_split_count", 1)))
+BRISK = CompileOptions((*WHOLE.options, ("xla_cpu_use_fusion_emitters", False)))
+QUICK = CompileOptions((*BRISK.options, (_LEVEL, 0)))
+GROUPS = CompileOptions((*FULL.options, _LIGHT))
+SMALL_GROUPS = CompileOptions((*BRISK.options, _LIGHT))
 FEW = 2**15  # numbers in the largest operand, up to which a program runs so shortly
 
 

@@ -13,7 +13,7 @@ from jboost.kernels.cuda_ready import PLATFORMS, are_ready
 from jboost.kernels.library import may_run
 
 
-def settle_implementation(array: Array) -> AbstractContextManager[None]:
+def resolve_implementation(array: Array) -> AbstractContextManager[None]:
     """Replaces None by the implementation that it stands for where ``array`` is.
 
     Programs that are called at once are lowered for the platform of their operands

@@ -217,7 +217,7 @@ def sum_each(
     return _join_each(found[: len(sums)], sizes, found[len(sums) :])
 
 
-class Guessed(NamedTuple):
+class SpeculativeSums(NamedTuple):
     """What :func:`sum_guessed` returns.
 
     Attributes:
@@ -238,7 +238,7 @@ def sum_guessed(
     guess: Sequence[Float[Array, "..."]],
     counts: Sequence[Int32[Array, "..."]] = (),
     extremes: Sequence[Float[Array, "..."]] = (),
-) -> Guessed:
+) -> SpeculativeSums:
     """Does what :func:`sum_each` does, by one collective if a guess is right.
 
     The unit of a sum depends on the greatest term of all shards, but only on the power
@@ -252,7 +252,7 @@ def sum_guessed(
       extremes: floats of which the greatest of all shards are to be found likewise.
     """
     if current_shards() is None:
-        return Guessed(sum_each(*sums), [*guess], [*counts], [*extremes])
+        return SpeculativeSums(sum_each(*sums), [*guess], [*counts], [*extremes])
     greatest, kinds = _look_at(sums)
     # At least the shard's own greatest, or its multiples might not be in range.
     tried = [jnp.maximum(a, b) for a, b in zip(guess, greatest, strict=True)]
@@ -272,7 +272,7 @@ def sum_guessed(
     right = jnp.all(jnp.stack(right))
     digits = jax.lax.cond(right, lambda digits: digits, sum_again, digits)
     found = _join_each(digits, sizes, rest[: len(sums)])
-    return Guessed(found, sizes, rest[len(sums) :], whole[len(sums) :])
+    return SpeculativeSums(found, sizes, rest[len(sums) :], whole[len(sums) :])
 
 
 def _look_at(sums):

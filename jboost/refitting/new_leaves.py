@@ -16,7 +16,7 @@ from jaxtyping import Array, ArrayLike, Float, Int32, Shaped
 
 from jboost import losses
 from jboost.boosting.derivatives import (
-    Round,
+    RoundPlan,
     choose_scaling,
     differentiate,
     start_round,
@@ -43,7 +43,7 @@ from jboost.entry.arguments import explain_arguments
 from jboost.entry.decorators import on_host
 from jboost.entry.programs import FULL, compiled
 from jboost.kernels.library import takes_implementation
-from jboost.kernels.settling import settle_implementation
+from jboost.kernels.settling import resolve_implementation
 from jboost.model.ensemble import Ensemble, check_model
 from jboost.objective.curvature import Curvature
 from jboost.objective.faults import warn_of_lost_rows
@@ -150,7 +150,7 @@ def refit(
     begin = initial_scores(settings)
     padded = not isinstance(loss, losses.Adaptive)
     rows = read_rows(model, (x, y, sample_weight, offset), loss, padded)
-    with settle_implementation(rows.rows.data.weights):
+    with resolve_implementation(rows.rows.data.weights):
         job = Job(
             _make_problem(settings, loss, rows.rows), rates, rows.rows, {}, {}, {}
         )
@@ -298,7 +298,7 @@ def _refit_round(
     return add_trees(problem, state, now, trees, leaf), trees
 
 
-def _sum_old_leaves(problem: Problem, now: Round, leaf: Any, old: Any) -> Tree:
+def _sum_old_leaves(problem: Problem, now: RoundPlan, leaf: Any, old: Any) -> Tree:
     """Returns the trees of a round with the sums of their leaves."""
     if problem.method.share_structure:
         tree = _bare_tree(old[0], now.limits._replace(values=None))

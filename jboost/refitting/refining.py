@@ -22,7 +22,7 @@ from jboost.entry.decorators import on_host
 from jboost.entry.messages import show, show_fields
 from jboost.entry.programs import FULL, compiled
 from jboost.kernels.library import takes_implementation
-from jboost.kernels.settling import settle_implementation
+from jboost.kernels.settling import resolve_implementation
 from jboost.model.ensemble import Ensemble, check_model
 from jboost.objective.faults import describe_lost_slope
 from jboost.refitting.descent import (
@@ -169,7 +169,7 @@ def refine(
     check_model(model)
     plan = _read_plan(locals())
     parts = _read_parts(model, loss, x, y, sample_weight, offset, validation)
-    with settle_implementation(parts[0].rows.data.weights):
+    with resolve_implementation(parts[0].rows.data.weights):
         programs, fixed, values = _prepare(model, loss, parameters, plan, parts)
         return _run(model, programs, fixed, values, plan)
 

@@ -17,7 +17,7 @@ from jboost.boosting.sharding import check_mesh
 from jboost.entry import feature_checks
 from jboost.entry.arguments import takes_mask
 from jboost.entry.messages import show, warn_user
-from jboost.kernels.settling import settle_implementation
+from jboost.kernels.settling import resolve_implementation
 from jboost.losses import Adaptive
 from jboost.objective.group_tracing import estimate_in_group, read_inputs
 from jboost.objective.tracing import name_of, needs_groups
@@ -192,7 +192,7 @@ def compare(
             "by must name a metric if points differ in their loss, because values of "
             f"different losses cannot be compared, got {show(request.by)}"
         )
-    with settle_implementation(study.rows.data.weights):
+    with resolve_implementation(study.rows.data.weights):
         count, progress = settings.num_rounds, request.progress
         curves, interrupted = run_points(study, made, count, progress)
     idle = [curve.idle for curve in curves if curve.idle is not None]

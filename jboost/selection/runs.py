@@ -91,7 +91,7 @@ class Run(NamedTuple):
     init_score: Float[Array, " K"] | MedianStart | None
 
 
-class Doubt(NamedTuple):
+class StartCheck(NamedTuple):
     """Problems of a run before its first round.
 
     Attributes:
@@ -171,7 +171,7 @@ def start_runs(
     shared: Shared,
     runs: Run,
     mesh: Mesh | None,
-) -> tuple[BoostState, Doubt]:
+) -> tuple[BoostState, StartCheck]:
     """Returns the states of all runs before the first round, and their problems.
 
     With a mesh, its devices share the runs.
@@ -248,7 +248,7 @@ def _start_runs(loss, method, shared, runs):
         row = jnp.argmax(bad).astype(jnp.int32)
         objective = objective._replace(minimizer=state.minimizer)
         endless = is_endless(objective, state.scores, data.weights)
-        return state, Doubt(jnp.any(bad), row, values[row], endless)
+        return state, StartCheck(jnp.any(bad), row, values[row], endless)
 
     return _over_runs(start_run, (runs,))
 
@@ -262,7 +262,7 @@ def _find_group_doubt(loss, constants, data, state):
     row = jnp.int32(0)
     if data.groups.kind == "ids":
         row = jnp.concatenate([table.rows[:, 0] for table in data.groups.tables])[at]
-    return Doubt(jnp.any(bad), row, values[at], jnp.asarray(False))
+    return StartCheck(jnp.any(bad), row, values[at], jnp.asarray(False))
 
 
 def _run_rounds(loss, method, keeps_trees, shared, runs, rates, counts, state):

@@ -16,8 +16,8 @@ import numpy as np
 from jaxtyping import Array, Int32, Shaped
 
 from jboost.boosting.derivatives import (
-    Line,
-    Round,
+    Projection,
+    RoundPlan,
     RowDerivatives,
     choose_scaling,
     differentiate,
@@ -108,9 +108,9 @@ def _describe_operands(shards, method):
         RowDerivatives, gradient=columns, curvature=columns, factor=columns,
         known=columns,
     )  # fmt: skip
-    now = fill_spec(Round, shape=both, fitted=both, in_bag=rows)
+    now = fill_spec(RoundPlan, shape=both, fitted=both, in_bag=rows)
     if method.share_structure:
-        now = now._replace(line=Line(both, fill_spec(RowDerivatives)))
+        now = now._replace(line=Projection(both, fill_spec(RowDerivatives)))
     once = method.leaf_curvature == method.curvature
     begun = now._replace(fitted=same) if once else now
     measured = fill_spec(Derivatives, gradient=rows, curvature=rows, in_bag=rows)

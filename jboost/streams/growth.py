@@ -50,7 +50,7 @@ from jboost.trees.levels import (
 )
 from jboost.trees.limits import TreeLimits, restore_bounds, to_search_units
 from jboost.trees.paths import Paths
-from jboost.trees.rounding import Measure, make_measure, round_rows
+from jboost.trees.rounding import Quantization, make_measure, round_rows
 from jboost.trees.splitting import Split
 from jboost.trees.tree import Tree
 
@@ -85,7 +85,7 @@ class Derivatives(NamedTuple):
     curvature: Float[Array, " N"]
     in_bag: UInt8[Array, " N"]
     limits: TreeLimits
-    measure: Measure | None
+    measure: Quantization | None
 
 
 class _BlockState(NamedTuple):
@@ -223,7 +223,7 @@ class PlainGrower:
         scalar: Any = np.int32(0)
         some: Any = np.zeros(2, np.float32)
         words: Any = np.zeros(2, np.uint32)
-        measure = Measure(FixedPoint(some, some, scalar > 0), some, scalar)
+        measure = Quantization(FixedPoint(some, some, scalar > 0), some, scalar)
         operands = (scalar, nodes, measure, words, limits)
         step = jax.eval_shape(partial(_find, *self._sizes), *operands)
         join = compiled(_join, self._sizes[2])

@@ -18,7 +18,7 @@ from jboost.codes.bins import Bins
 from jboost.entry import checks
 from jboost.entry.exchanges import agree, gather_numbers, process_number
 from jboost.entry.messages import show
-from jboost.kernels.settling import settle_implementation
+from jboost.kernels.settling import resolve_implementation
 from jboost.streams.batches import RowBatch, as_source, checked_batches
 from jboost.streams.block_rounds import (
     BlockRunner,
@@ -319,7 +319,7 @@ class Stream(RowSource):
             settings, request.loss, training, first.names, uniform=not weighted
         )
         job = Job(problem, request.rates, training.rows, {}, {}, {})
-        with settle_implementation(jnp.zeros(1)):  # as training will
+        with resolve_implementation(jnp.zeros(1)):  # as training will
             plan_memory(job, blocks, self.memory, request.begin)
 
     def _make_runner(self, blocks, progress, job, init_score):

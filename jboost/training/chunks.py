@@ -16,11 +16,11 @@ from jboost.boosting.derivatives import choose_scaling
 from jboost.boosting.method import Method
 from jboost.boosting.reports import no_sizes
 from jboost.boosting.round_programs import (
-    Growth,
-    Stored,
+    GrowOperands,
+    IncludeFallbacks,
+    RoundBuffers,
+    RoundInputs,
     Summary,
-    Turn,
-    Wholeness,
     choose_stages,
     derive,
     finish,
@@ -44,7 +44,7 @@ from jboost.entry.programs import (
     QUICK,
     SMALL_GROUPS,
     WHOLE,
-    Effort,
+    CompileOptions,
     compiled,
     num_made,
 )
@@ -234,7 +234,7 @@ class ArrayRunner:
         arrays = job.problem.arrays
         self.job = job
         self._programs: dict[Any, Any] = {}
-        self._whole = Wholeness(derive=False, finish=False)
+        self._whole = IncludeFallbacks(derive=False, finish=False)
         self._num_programs = num_made[0]
         spread = job.rows.spread
         put = jax.device_put if spread is None else spread.put_everywhere
@@ -243,7 +243,7 @@ class ArrayRunner:
         if spread is not None:
             self._sizes = no_sizes(len(job.sets), job.bagged)
         # Numbers that are on the device are cheaper to hand to a program.
-        self._growth = Growth(
+        self._growth = GrowOperands(
             put(arrays.numbers),
             arrays.data._replace(targets=(), prepared=None),
             tuple(rows.data._replace(prepared=None) for rows in job.sets.values()),
@@ -261,7 +261,7 @@ class ArrayRunner:
         last, stored, trees, made = self._make_rounds(position, first, count)
         while not (made.regular[:count].all() and made.kept[:count].all()):
             # What one round needs, others will.
-            self._whole = Wholeness(
+            self._whole = IncludeFallbacks(
                 derive=self._whole.derive or not made.regular[:count].all(),
                 finish=self._whole.finish or not made.kept[:count].all(),
             )
@@ -290,7 +290,7 @@ class ArrayRunner:
             self._tidy(state.steps)
             changed, derived = start(self._rows, state)
             state = state if changed is None else changed
-            turn = Turn(state, set_steps, rate, entry)
+            turn = RoundInputs(state, set_steps, rate, entry)
             bare = turn._replace(state=without_loss(state))
             self._tidy(state.steps)
             if many and here and grown is not None:
@@ -392,7 +392,7 @@ class ArrayRunner:
         def words(like) -> Any:
             return np.zeros((MOST_ROUNDS, count_words(like)), np.int32)
 
-        return words(self._one_round_trees(position)), Stored(
+        return words(self._one_round_trees(position)), RoundBuffers(
             numbers=words(self._summary(position)),
             snapshots=tuple(map(hold, every, kept)),
             parameters=jax.tree.map(empty, state.parameters),
@@ -414,7 +414,7 @@ class ArrayRunner:
             return loss_values(bind_objective(problem, state), state.scores)
 
 
-def choose_effort(problem: Problem, num_rows: int) -> Effort:
+def choose_effort(problem: Problem, num_rows: int) -> CompileOptions:
     """Returns how much work to spend on the programs of a loss with its rows.
 
     With one score, the bits of models do not depend on the number of rows.

@@ -24,7 +24,7 @@ from jboost.entry.exchanges import gather_numbers, num_processes, use_processes
 from jboost.entry.messages import warn_user
 from jboost.kernels.grow_cpu import keep_scratch
 from jboost.kernels.library import takes_implementation
-from jboost.kernels.settling import settle_implementation
+from jboost.kernels.settling import resolve_implementation
 from jboost.model.ensemble import Ensemble
 from jboost.objective.curvature import Curvature
 from jboost.tables.frames import RowSource
@@ -380,7 +380,7 @@ def _train(request: FitRequest) -> Trained:
     with lock_checkpoint(request.checkpoint):
         rows = prepare_rows(request)
         with (
-            settle_implementation(rows.training.rows.data.weights),
+            resolve_implementation(rows.training.rows.data.weights),
             open_bar(len(request.rates), request.progress) as bar,
             keep_scratch(),
         ):

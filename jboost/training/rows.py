@@ -37,7 +37,7 @@ from jboost.tables.offsets import read_offset
 from jboost.tables.sparse import SparseMatrix, check_gaps
 from jboost.tables.targets import check_targets, check_weights, match_targets
 from jboost.training.history import UNNAMED
-from jboost.training.sharded import Spread, padded_rows, spread_rows
+from jboost.training.sharded import RowLayout, padded_rows, spread_rows
 
 _FEW_ROWS = 8192  # compiling takes longer than training on so many
 _FEW_COLUMNS = 32
@@ -56,7 +56,7 @@ class PaddedRows(NamedTuple):
     data: Data
     size: int
     num_features: int
-    spread: Spread | None = None
+    spread: RowLayout | None = None
 
     @property
     def offset(self) -> Any:
@@ -207,7 +207,7 @@ def put_rows(
     num_scores: int,
     padded: bool,
     prefix: str,
-    spread: Spread | None = None,
+    spread: RowLayout | None = None,
 ) -> PaddedRows:
     """Does what :func:`make_rows` does, without codes and columns."""
     targets = check_targets(y, size, weights, f"{prefix}y", warn=True)

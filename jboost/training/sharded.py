@@ -15,8 +15,15 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array
 
-from jboost.boosting.derivatives import Round, RowDerivatives
-from jboost.boosting.round_programs import Derived, Finish, Grown, Growth, Stored, Turn
+from jboost.boosting.derivatives import RoundPlan, RowDerivatives
+from jboost.boosting.round_programs import (
+    Derived,
+    FinishOptions,
+    GrowOperands,
+    RoundBuffers,
+    RoundInputs,
+    RoundTrees,
+)
 from jboost.boosting.sharding import (
     EVERYWHERE,
     rows_of,
@@ -33,7 +40,7 @@ from jboost.numerics.padding import pad_rows, padded_size
 _SMALL_SIZES = (256, 1024, 2048, 4096, 8192)
 
 
-class Spread(NamedTuple):
+class RowLayout(NamedTuple):
     """The division of a table among the devices of a mesh.
 
     Attributes:
@@ -117,7 +124,7 @@ def padded_rows(num_rows: int) -> int:
     return next(larger, padded_size(num_rows))
 
 
-def spread_rows(mesh: Mesh, num_rows: int, padded: bool) -> Spread:
+def spread_rows(mesh: Mesh, num_rows: int, padded: bool) -> RowLayout:
     """Divides the rows of all processes; each process divides its own evenly.
 
     Args:
@@ -133,7 +140,7 @@ def spread_rows(mesh: Mesh, num_rows: int, padded: bool) -> Spread:
         sizes += [min(each, max(0, rows - i * each)) for i in range(devices)]
     total = padded_rows(sum(sizes)) if padded else sum(sizes)
     own = tuple(i for i, owner in enumerate(owners) if owner == jax.process_index())
-    return Spread(mesh, Shards(tuple(mesh.axis_names), tuple(sizes), total), own)
+    return RowLayout(mesh, Shards(tuple(mesh.axis_names), tuple(sizes), total), own)
 
 
 def spans_processes(mesh: Mesh | None) -> bool:
@@ -158,7 +165,7 @@ def check_devices(mesh: Mesh) -> None:
         )
 
 
-def compile_start(spread: Spread, find_start: Callable[..., Any], loss: Any) -> Any:
+def compile_start(spread: RowLayout, find_start: Callable[..., Any], loss: Any) -> Any:
     """Compiles a function of constants, data and a StartPoint for every shard.
 
     It returns the state, and numbers of which the second is one for each row.
@@ -172,7 +179,7 @@ def compile_start(spread: Spread, find_start: Callable[..., Any], loss: Any) -> 
 
 
 def compile_for_rows(
-    spread: Spread, function: Callable[..., Any], *static: Any, results: Any
+    spread: RowLayout, function: Callable[..., Any], *static: Any, results: Any
 ) -> Compiled:
     """Compiles a function of constants, data and a state for every shard."""
     shards = spread.shards
@@ -181,7 +188,7 @@ def compile_for_rows(
 
 
 def compile_round(
-    spread: Spread, function: Callable[..., Any], *static: Any, **options: Any
+    spread: RowLayout, function: Callable[..., Any], *static: Any, **options: Any
 ) -> Compiled:
     """Compiles a program of :mod:`jboost.boosting.round_programs` for every shard."""
     specs, results = _ROUND[function.__name__](spread.shards, static)
@@ -197,14 +204,14 @@ def _spec_derive(shards, static):
 def _spec_grow(shards, static):
     *_, steps = static
     data = spec_of_data(shards)
-    growth = fill_spec(Growth, data=data, sets=data)
+    growth = fill_spec(GrowOperands, data=data, sets=data)
     specs = (growth, _turn(shards), _derived(shards), EVERYWHERE)
     return specs, _grown(shards, steps)
 
 
 def _spec_finish(shards, static):
-    options = next(each for each in static if isinstance(each, Finish))
-    stored = fill_spec(Stored, snapshots=P(None, *rows_of(shards, 1)))
+    options = next(each for each in static if isinstance(each, FinishOptions))
+    stored = fill_spec(RoundBuffers, snapshots=P(None, *rows_of(shards, 1)))
     grown = _grown(shards, not options.solve)
     specs = (spec_of_arrays(shards), spec_of_data(shards), _turn(shards), grown)
     solved = (spec_of_state(shards), rows_of(shards, 1), EVERYWHERE)
@@ -226,7 +233,7 @@ def _derived(shards):
 
 def _turn(shards):
     columns = rows_of(shards, 1)
-    return fill_spec(Turn, state=spec_of_state(shards), set_steps=columns)
+    return fill_spec(RoundInputs, state=spec_of_state(shards), set_steps=columns)
 
 
 def _grown(shards, steps):
@@ -235,8 +242,8 @@ def _grown(shards, steps):
         RowDerivatives, gradient=nothing, curvature=nothing, factor=columns,
         known=columns,
     )  # fmt: skip
-    now = fill_spec(Round, shape=nothing, fitted=fitted, in_bag=rows_of(shards))
-    grown = fill_spec(Grown, now=now, leaf=columns)
+    now = fill_spec(RoundPlan, shape=nothing, fitted=fitted, in_bag=rows_of(shards))
+    grown = fill_spec(RoundTrees, now=now, leaf=columns)
     if not steps:
         return grown
     return grown._replace(state=spec_of_state(shards), set_steps=columns)
@@ -250,7 +257,7 @@ def fill_spec(kind: Any, **specs: Any) -> Any:
 def compile_shards(
     function: Callable[..., Any],
     static: tuple[Any, ...],
-    spread: Spread,
+    spread: RowLayout,
     specs: tuple[Any, ...],
     results: Any,
     **options: Any,

@@ -38,7 +38,7 @@ from jboost.trees.levels import (
 )
 from jboost.trees.limits import TreeLimits, restore_bounds, to_search_units
 from jboost.trees.paths import Paths
-from jboost.trees.rounding import Measure, make_rows, measure_rows
+from jboost.trees.rounding import Quantization, make_rows, measure_rows
 from jboost.trees.splitting import WEIGHT_SLACK
 from jboost.trees.tree import CATEGORICAL, Tree
 
@@ -63,7 +63,7 @@ def grow_plainly(
     in_bag: UInt8[Array, " N"],
     seed: UInt32[Array, "2"],
     limits: TreeLimits,
-    measure: Measure | None = None,
+    measure: Quantization | None = None,
     *,
     max_depth: int,
     num_bins: int,
@@ -176,7 +176,7 @@ def grow_natively(
     in_bag: UInt8[Array, " N"],
     seed: UInt32[Array, "2"],
     limits: TreeLimits,
-    measure: Measure | None = None,
+    measure: Quantization | None = None,
     *,
     max_depth: int,
     num_bins: int,
@@ -328,7 +328,7 @@ def grow_levels(
     in_bag: Bool[Array, " N"] | UInt8[Array, " N"],
     seed: UInt32[Array, "2"],
     limits: TreeLimits,
-    measure: Measure | None = None,
+    measure: Quantization | None = None,
     *,
     max_depth: int,
     num_bins: int,

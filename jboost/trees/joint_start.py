@@ -32,7 +32,7 @@ from jboost.objective.evaluation import (
 )
 from jboost.objective.jaxprs import MANY_SCORES
 from jboost.trees.implicit import derive_joint_start
-from jboost.trees.leaves import Groups, locate_minima
+from jboost.trees.leaves import LeafProblems, locate_minima
 
 _NEWTON_STEPS = 50  # at most, for K numbers
 _PRODUCTS = 30  # with the Hessian of many scores, at most, for a step
@@ -315,9 +315,9 @@ def one_group(
     offset: Float[Array | np.ndarray, "K N"],
     weights: Float[Array | np.ndarray, " N"],
     k: Int32[ArrayLike, ""],
-) -> Groups:
+) -> LeafProblems:
     """Puts all rows into one group: the problem of a constant added to score k."""
-    make: Any = Groups  # of arrays of NumPy or JAX
+    make: Any = LeafProblems  # of arrays of NumPy or JAX
     return make(
         numpy.asarray(k), offset, weights, None,
         numpy.zeros(offset.shape[1], np.int32), numpy.zeros(1, np.float32),
@@ -325,7 +325,7 @@ def one_group(
 
 
 def best_of(
-    objective: Objective, groups: Groups, starts: Float[Array | np.ndarray, " S"]
+    objective: Objective, groups: LeafProblems, starts: Float[Array | np.ndarray, " S"]
 ) -> Float[Array, ""]:
     """Returns the start of the least mean loss."""
     losses = map_points(lambda c: total_loss(objective, groups, c), starts)
@@ -349,7 +349,7 @@ def begin_at(numpy, groups, k, start):
 
 
 def total_loss(
-    objective: Objective, groups: Groups, c: Float[ArrayLike, ""]
+    objective: Objective, groups: LeafProblems, c: Float[ArrayLike, ""]
 ) -> Float[Array, ""]:
     """Returns the mean loss with c added to the groups' score."""
     scores = _add_to_score(groups, c)

@@ -38,7 +38,7 @@ from jboost.trees.implicit import derive_solution
 from jboost.trees.leaf_operations import add_values, find_range, middle_minimizers
 
 
-class Groups(NamedTuple):
+class LeafProblems(NamedTuple):
     """Problems along one score.
 
     Attributes:
@@ -63,7 +63,7 @@ class Groups(NamedTuple):
     resting: Float[Array, ""] | None = None
 
 
-def take_rows(groups: Groups, rows: Int32[Array, " M"]) -> Groups:
+def take_rows(groups: LeafProblems, rows: Int32[Array, " M"]) -> LeafProblems:
     """Returns the same problems with some of their rows."""
     direction = groups.direction
     return groups._replace(
@@ -75,7 +75,7 @@ def take_rows(groups: Groups, rows: Int32[Array, " M"]) -> Groups:
 
 
 @stage
-def shift_scores(groups: Groups, c: Float[Array, " G"]) -> Float[Array, "K N"]:
+def shift_scores(groups: LeafProblems, c: Float[Array, " G"]) -> Float[Array, "K N"]:
     """Returns the scores after adding c times the direction."""
     if groups.direction is not None:
         change = round_alone(c[groups.group] * groups.direction)
@@ -115,7 +115,7 @@ def newton_step(
     return value, -gradient * value / 2
 
 
-def find_medians(objective: Objective, groups: Groups) -> Float[Array, " G"]:
+def find_medians(objective: Objective, groups: LeafProblems) -> Float[Array, " G"]:
     """Finds the middle of all c that minimize sum_i w_i |F*_i - F_i - c| per group.
 
     The weighted median of the rows' own minimizers F*; rows without one do not count.
@@ -138,7 +138,7 @@ def _find_medians(minimizer, groups):
 
 def solve_at_kinks(
     objective: Objective,
-    groups: Groups,
+    groups: LeafProblems,
     kinks: Kinks,
     solve: Callable[[], Float[Array, " G"]],
 ) -> Float[Array, " G"]:
@@ -215,7 +215,7 @@ _KEPT = 0.25  # share of the predicted decrease that a Newton step must achieve
 
 def solve_leaves(
     objective: Objective,
-    groups: Groups,
+    groups: LeafProblems,
     newton: Callable[[], tuple[Float[Array, " L"], Float[Array, " L"]]],
     leaf_solver: LeafSolver,
     bounds: Float[Array, "L 2"] | None = None,
@@ -251,7 +251,7 @@ def _search_line(objective, groups, step, bounds):
     along = step[groups.group]
     if groups.direction is not None:
         along = along * groups.direction
-    one = Groups(
+    one = LeafProblems(
         groups.k, groups.scores, groups.weights, along,
         jnp.zeros_like(groups.group), jnp.zeros(1, jnp.float32),
     )  # fmt: skip
@@ -307,7 +307,7 @@ def _solve_some(objective, groups, step, wanted):
 
 def keeps_steps(
     objective: Objective,
-    groups: Groups,
+    groups: LeafProblems,
     step: Float[Array, " L"],
     promised: Float[Array, " L"],
     before: Float[Array, " N"] | None = None,
@@ -350,7 +350,7 @@ def _ask_slopes(objective, groups, step, promised, kept, hidden):
     return kept & (~hidden | (slope * step <= most))
 
 
-def step_from_median(objective: Objective, groups: Groups) -> Float[Array, " G"]:
+def step_from_median(objective: Objective, groups: LeafProblems) -> Float[Array, " G"]:
     """Steps from the median: m - sum_i w_i l'(F_i + m) / sum_i w_i l''(F*_i).
 
     For Huber's loss m + mean of sign(r - m) min(delta, |r - m|), the leaf of
@@ -393,7 +393,7 @@ def _solve_exactly(objective, groups, newton):
 
 def solve_groups(
     objective: Objective,
-    groups: Groups,
+    groups: LeafProblems,
     step: Float[Array, " G"],
     wanted: Bool[ArrayLike, " G"],
 ) -> Float[Array, " G"]:
@@ -458,7 +458,7 @@ def _choose_least(numpy, changes, root, step, wanted):
 
 def locate_minima(
     objective: Objective,
-    groups: Groups,
+    groups: LeafProblems,
     step: Float[Array, " G"],
     wanted: Bool[ArrayLike, " G"],
     side: Float[Array, " G"] | None = None,
@@ -504,7 +504,7 @@ def _sum_slopes(groups, c, gradient):
 
 def _loss_changes(
     objective: Objective,
-    groups: Groups,
+    groups: LeafProblems,
     steps: Sequence[Float[Array, " G"]],
     before: Float[Array, " N"] | None = None,
 ):

@@ -30,7 +30,7 @@ class RoundedRows(NamedTuple):
     unit: Float[Array, "2"]
 
 
-class Measure(NamedTuple):
+class Quantization(NamedTuple):
     """How all rows' derivatives become integers; see :class:`FixedPoint`."""
 
     fixed: FixedPoint
@@ -43,7 +43,7 @@ def measure_rows(
     curvature: Float[Array, " N"],
     in_bag: UInt8[Array, " N"],
     uniform: bool,
-) -> Measure:
+) -> Quantization:
     """Chooses the scales by which all rows are rounded."""
     values = _mask_rows(gradient, curvature, in_bag)
     num_in_bag = total(jnp.sum(in_bag > 0, dtype=jnp.int32))
@@ -56,7 +56,7 @@ def make_measure(
     fixed: FixedPoint,
     num_in_bag: Int32[Array, ""],
     uniform: Float[Array, ""] | None,
-) -> Measure:
+) -> Quantization:
     """Returns the measure for derivatives in the units of ``fixed``.
 
     Args:
@@ -66,7 +66,7 @@ def make_measure(
     unit = fixed.unit
     if uniform is not None:
         unit = jnp.stack([unit[0], jnp.maximum(uniform, jnp.float32(1e-30))])
-    return Measure(fixed, unit, num_in_bag)
+    return Quantization(fixed, unit, num_in_bag)
 
 
 def round_rows(
@@ -74,7 +74,7 @@ def round_rows(
     curvature: Float[Array, " n"],
     in_bag: UInt8[Array, " n"],
     seed: UInt32[Array, "2"],
-    measure: Measure,
+    measure: Quantization,
     uniform: bool,
     first_row: Int32[Array, ""] | int = 0,
 ) -> Int32[Array, "n C"]:
@@ -92,7 +92,7 @@ def make_rows(
     in_bag: UInt8[Array, " N"],
     seed: UInt32[Array, "2"],
     uniform: bool,
-    measure: Measure | None = None,
+    measure: Quantization | None = None,
 ) -> RoundedRows:
     """Rounds all rows' derivatives to integers.
 
