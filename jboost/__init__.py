@@ -11,7 +11,7 @@ import lazy_loader
 
 # Must run before JAX starts its threads and before the process forks.
 from jboost.entry import processes as _processes
-from jboost.entry.messages import make_attribute_error
+from jboost.entry.attributes import make_attribute_error
 
 _find, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
 _SUBMODULES = (

@@ -119,9 +119,9 @@ X = np.random.default_rng(0).normal(size=(N, 4)).astype(np.float32)
 Y = X[:, 0] + X[:, 1] ** 2
 CLASSES = np.digitize(Y, [0, 1, 2]).astype(np.int32)
 SMOOTHING = "objective/curvature.py"  # whether a row has a minimum, or is at a kink
-FIRST = "boosting/row_derivatives.py"  # the first round measures the information
+FIRST = "boosting/derivatives.py"  # the first round measures the information
 GUARD = "trees/leaves.py"  # whether Newton steps lower the loss
-ORDER = "trees/order_statistics.py"  # which quantile a leaf is
+ORDER = "trees/leaves.py"  # which quantile a leaf is
 CASES = {
     "squared error": (jb.losses.squared_error, Y, {}, []),
     "subsample": (jb.losses.squared_error, Y, dict(subsample=0.5), []),

@@ -104,13 +104,10 @@ def _split(raw, weights, regular):
     run = choose(cpu=grow_cpu.split_pairs, xla=take_parts)
     gradient, curvature, finite = run(pairs, weights)
     raw = raw._replace(gradient=gradient[None], curvature=curvature[None])
-    finite = every(finite)
-
-    def count(pairs):
-        return count_lost(~jnp.isfinite(pairs) & (weights > 0))
-
-    lost = jax.lax.cond(finite, lambda _: jnp.zeros(2, jnp.int32), count, pairs)
-    return raw, finite if regular is None else regular, lost
+    if regular is None:  # the rounds are made again if some are not finite
+        return raw, every(finite), jnp.zeros(2, jnp.int32)
+    lost = count_lost(~finite, lambda: ~jnp.isfinite(pairs) & (weights > 0))
+    return raw, regular, lost
 
 
 def take_parts(

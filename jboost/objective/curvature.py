@@ -329,22 +329,34 @@ def leave_out_lost(
     gradient, positive = (
         jnp.where(finite, values, 0.0) for values in (gradient, positive)
     )
-    return gradient, positive, count_lost(lost)
+    return gradient, positive, count_lost(jnp.any(lost), lambda: lost)
 
 
-def count_lost(lost: Bool[Array, " N"]) -> Int32[Array, "2"]:
-    """Returns how many rows have lost a derivative, and the first of them (or 0)."""
+def count_lost(
+    is_any: Bool[Array, ""], find: Callable[[], Bool[Array, " N"]]
+) -> Int32[Array, "2"]:
+    """Returns how many rows have lost a derivative, and the first of them (or 0).
 
-    def count(lost):
+    Args:
+      is_any: whether ``find`` finds some among the rows of this device.
+      find: returns the rows that have lost one.
+    """
+
+    def count(_):
+        lost = find()
         rows = jnp.arange(len(lost), dtype=jnp.int32)
         place = (first_row() + rows).astype(jnp.float32)  # beyond 2^24 one nearby
         first = jnp.max(jnp.where(lost, -place, -jnp.inf))
-        (number,), (first,) = exchange([jnp.sum(lost, dtype=jnp.int32)], [first])
-        first = jnp.where(number > 0, -first, 0.0).astype(jnp.int32)
-        return jnp.stack([number, first])
+        return jnp.sum(lost, dtype=jnp.int32), first
 
-    nothing = jnp.zeros(2, jnp.int32)
-    return jax.lax.cond(some(jnp.any(lost)), count, lambda _: nothing, lost)
+    def count_none(is_any):
+        # Computed, so that it differs between devices as the other result does.
+        return is_any.astype(jnp.int32), jnp.where(is_any, 0.0, -jnp.inf)
+
+    own = jax.lax.cond(is_any, count, count_none, is_any)
+    (number,), (first,) = exchange([own[0]], [own[1]])
+    first = jnp.where(number > 0, -first, 0.0).astype(jnp.int32)
+    return jnp.stack([number, first])
 
 
 def is_raised(loss_has_minima: bool, curvature: Chosen) -> bool:

@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jboost.entry.messages import MOST_LINES, cut, import_pandas, make_attribute_error
+from jboost.entry.attributes import make_attribute_error
+from jboost.entry.messages import MOST_LINES, cut, import_pandas
 from jboost.model.ensemble import Ensemble
 from jboost.training.metrics import BY_LOSS, Criterion
 
