@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Recognizes names of other libraries: of functions and attributes.
+
+In: a name that a module, a model or a result of training does not have. Out: the end of
+an error message, with what jboost has instead.
+"""
+
+import difflib
+
+# {what to write in jboost: its names elsewhere, or in another place of jboost}.
+_NAMES: dict[str, str] = {
+    "jb.fit(x, y)": "train fit partial_fit update boost_round",
+    "jb.cross_validate(x, y)": "cv cross_val_score",
+    "jb.sweep(x, y, loss, points)": "grid_search randomized_search GridSearchCV",
+    "jb.predict(model, x)": "predict inplace_predict predict_raw decision_function",
+    "jb.predict(model, x, inverse_link=jax.nn.sigmoid), or jax.nn.softmax for several "
+    "scores": "predict_proba predict_log_proba",
+    "jb.staged_predict(model, x)": "staged_predict staged_predict_proba",
+    "jb.save(model, path)": "save save_model save_raw dump to_file",
+    "jb.load(path)": "load_model load from_file",
+    "jb.explanation.trees_to_dataframe(model)": "trees_to_dataframe get_dump "
+    "dump_model model_to_string",
+    "jb.feature_importance(model)": "feature_importance feature_importances "
+    "feature_importances_ get_score get_fscore get_feature_importance",
+    "jb.explanation.permutation_importance(model, x, y, loss)":
+    "permutation_importance",
+    "jb.shap_values(model, x)": "shap_values TreeExplainer Explainer",
+    "jb.partial_dependence(model, x, features)": "partial_dependence",
+    "jb.leaf_indices(model, x)": "leaf_indices apply predict_leaf",
+    "jb.truncate(model, num_rounds)": "truncate shrink",
+    "jb.refit(model, x, y, loss)": "refit",
+    "jb.plotting.importance(model)": "plot_importance",
+    "jb.plotting.tree(model)": "plot_tree create_tree_digraph",
+    "jb.plotting.tree_to_dot(model)": "to_graphviz export_graphviz",
+    "jb.plotting.learning_curve(history)": "plot_metric plot_history plot plot_loss",
+    "jb.plotting.partial_dependence(model, x, features)": "plot_partial_dependence "
+    "PartialDependenceDisplay",
+    "jb.plotting.shap_summary(jb.shap_values(model, x), x)": "summary_plot plot_shap",
+    "arrays and tables, jb.fit(x, y)": "DMatrix QuantileDMatrix Dataset Pool",
+    "jb.stream(batches) for rows that are not in memory": "DataIter Sequence",
+    "jb.fit(x, y, early_stopping_rounds=20, validation=(x, y))": "early_stopping "
+    "EarlyStopping",
+    "jb.fit(x, y, progress=True)": "log_evaluation print_evaluation "
+    "EvaluationMonitor",
+    "the history, which jb.fit returns with the model": "history best_iteration "
+    "best_score best_round best_loss evals_result train_loss validation_loss",
+    "jboost.sklearn.JBoostRegressor": "JBoostRegressor XGBRegressor LGBMRegressor "
+    "CatBoostRegressor GradientBoostingRegressor HistGradientBoostingRegressor",
+    "jboost.sklearn.JBoostClassifier": "JBoostClassifier XGBClassifier LGBMClassifier "
+    "CatBoostClassifier GradientBoostingClassifier HistGradientBoostingClassifier",
+    "jboost.sklearn.JBoostRanker": "JBoostRanker XGBRanker LGBMRanker CatBoostRanker",
+    "jboost.sklearn.JBoostDistribution": "JBoostDistribution NGBRegressor "
+    "NGBClassifier NGBoost",
+    "jb.Ensemble": "Booster",
+}  # fmt: skip
+_OWN = {peer: own for own, peers in _NAMES.items() for peer in peers.split()}
+
+
+def make_attribute_error(owner: str, name: str, known: str = "") -> AttributeError:
+    """Returns the error for an unknown attribute.
+
+    Args:
+      owner: how the message names what has no such attribute.
+      known: what is said where no other library has the name.
+    """
+    hint = known
+    if not name.startswith("_"):  # Python and other libraries ask for many of these
+        close = difflib.get_close_matches(name, _OWN, 1, 0.85)
+        hint = f"; use {_OWN[name if name in _OWN else close[0]]}" if close else known
+    return AttributeError(f"{owner} has no attribute {name!r}{hint}", name=name)
