@@ -351,7 +351,8 @@ def count_lost(
 
     def count_none(is_any):
         # Computed, so that it differs between devices as the other result does.
-        return is_any.astype(jnp.int32), jnp.where(is_any, 0.0, -jnp.inf)
+        none = jnp.float32(-jnp.inf)
+        return is_any.astype(jnp.int32), jnp.where(is_any, jnp.float32(0), none)
 
     own = jax.lax.cond(is_any, count, count_none, is_any)
     (number,), (first,) = exchange([own[0]], [own[1]])

@@ -1,15 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Drawings of trees: layout (Reingold and Tilford 1981), scaled artists, texts."""
+"""Drawings of trees: layout (Reingold and Tilford 1981), tables and texts."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.font_manager import FontProperties
-from matplotlib.patches import FancyBboxPatch, PathPatch
-from matplotlib.text import Text
-from matplotlib.textpath import text_to_path
 
 from jboost.entry.checks import check_integer, check_word
 from jboost.entry.messages import show
@@ -94,69 +89,6 @@ def place_along(
     widest = np.zeros(max(depths) + 1)
     np.maximum.at(widest, np.asarray(depths), np.asarray(sizes))
     return np.concatenate([[0.0], np.cumsum(widest[:-1] + gap)])
-
-
-class ScaledText(Text):
-    """Draws text whose font size is ``height`` units of its axes."""
-
-    def __init__(self, x: float, y: float, text: str, height: float, **style: Any):
-        super().__init__(x, y, text, **style)
-        self._height = height
-
-    def draw(self, renderer: Any) -> None:
-        """Draws the artist at the current size of the axes."""
-        self._fit()
-        super().draw(renderer)
-
-    def get_window_extent(self, *args: Any, **kwargs: Any) -> Any:
-        """Returns the extent in pixels at the current size of the axes."""
-        self._fit()
-        return super().get_window_extent(*args, **kwargs)
-
-    def _fit(self):
-        self.set_fontsize(max(self._height * _points(self.axes), 0.01))
-
-
-class ScaledBox(FancyBboxPatch):
-    """Draws a box whose line width is ``width`` units of its axes."""
-
-    def __init__(self, width: float, *corner: Any, **style: Any):
-        super().__init__(*corner, **style)
-        self._line = width
-
-    def draw(self, renderer: Any) -> None:
-        """Draws the artist at the current size of the axes."""
-        self.set_linewidth(self._line * _points(self.axes))
-        super().draw(renderer)
-
-
-class ScaledCurve(PathPatch):
-    """Draws a curve whose line width is ``width`` units of its axes."""
-
-    def __init__(self, width: float, path: Any, **style: Any):
-        super().__init__(path, fill=False, **style)
-        self._line = width
-
-    def draw(self, renderer: Any) -> None:
-        """Draws the artist at the current size of the axes."""
-        self.set_linewidth(self._line * _points(self.axes))
-        super().draw(renderer)
-
-
-def _points(axes):
-    """Returns the number of points per unit of the axes."""
-    figure = axes.get_figure(root=True) if isinstance(axes, Axes) else None
-    if figure is None:
-        return 1.0
-    (_, low), (_, high) = axes.transData.transform([(0, 0), (0, 1)])
-    return abs(high - low) * 72 / figure.dpi
-
-
-def measure_width(text: str, height: float) -> float:
-    """Returns the width of a line of text for a font of this height, in its units."""
-    font = FontProperties(size=height)
-    width, _, _ = text_to_path.get_text_width_height_descent(text, font, False)
-    return width
 
 
 ROOT = -1  # the parent of the root
@@ -518,7 +450,7 @@ def tree(
 
 def _lay_out(table, sideways, precision) -> _Boxes:
     """Computes the sizes and positions of the boxes from their texts."""
-    from jboost.plotting.tree_drawing import measure_width
+    from jboost.plotting.scaled_artists import measure_width
 
     lines = [node_words(node, precision) for node in table.nodes]
     if sideways:  # leaves take one line, so that many fit below each other
@@ -558,7 +490,7 @@ def _explain(table, sideways):
 
 def _extent(boxes, notes):
     """Returns the width and height of the drawing in points."""
-    from jboost.plotting.tree_drawing import measure_width
+    from jboost.plotting.scaled_artists import measure_width
 
     ends = (boxes.middle + boxes.size / 2).max(axis=0)
     widest = max(measure_width(note, _FONT) for note in notes)
@@ -579,7 +511,7 @@ def _draw_edges(ax, table, boxes, sideways):
     """Draws curves from parents to children, heavy where missing values go."""
     from matplotlib.path import Path
 
-    from jboost.plotting.tree_drawing import ScaledCurve
+    from jboost.plotting.scaled_artists import ScaledCurve
 
     along = np.array([1.0, 0.0] if sideways else [0.0, 1.0])
     codes = [Path.MOVETO, Path.CURVE4, Path.CURVE4, Path.CURVE4]
@@ -599,7 +531,7 @@ def _draw_edges(ax, table, boxes, sideways):
 
 def _draw_boxes(ax, table, boxes):
     """Draws the boxes and their texts."""
-    from jboost.plotting.tree_drawing import ScaledBox, ScaledText
+    from jboost.plotting.scaled_artists import ScaledBox, ScaledText
 
     fills = _color_leaves(table)
     rows = zip(table.nodes, boxes.middle, boxes.size, boxes.words, fills, strict=True)
@@ -633,7 +565,7 @@ def _color_leaves(table: TreeTable) -> list[Any]:
 
 def _write_notes(ax, notes, extent):
     """Writes the title above the tree and the legend below it."""
-    from jboost.plotting.tree_drawing import ScaledText
+    from jboost.plotting.scaled_artists import ScaledText
 
     title, note = notes
     style = dict(ha="left", parse_math=False)
