@@ -31,8 +31,8 @@ from jboost.boosting.state import (
     find_minima,
 )
 from jboost.entry.collectives import count_rows, first_row, most, use_shards
+from jboost.entry.context import vary
 from jboost.kernels.float_bits import exponent_above, power_of_two
-from jboost.kernels.varying import vary
 from jboost.numerics.derivatives import round_alone
 from jboost.numerics.exact import sum_rows
 from jboost.numerics.random import derive, hash_words
@@ -145,8 +145,8 @@ def differentiate(
 
     Args:
       smooth: see :func:`jboost.objective.curvature.derivatives`.
-      leave_out: whether derivatives that are not finite are replaced by 0; if not, that
-        is left to :func:`jboost.boosting.round_programs.split_pairs`.
+      leave_out: False leaves the replacement of derivatives that are not finite to
+        :func:`jboost.boosting.round_programs.split_pairs`.
 
     Returns:
       The state, with new minimizers where parameters of the loss have moved them and
@@ -194,7 +194,7 @@ def differentiate(
 
 
 def _leave_out(state, raw, weights):
-    """Returns the state and derivatives of which those that are lost are 0."""
+    """Returns the state and the derivatives, with 0 in place of lost ones."""
     found = [leave_out_lost(each.gradient, each.curvature, weights) for each in raw]
     raw = tuple(
         each._replace(gradient=gradient, curvature=positive)

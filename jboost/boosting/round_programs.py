@@ -87,8 +87,9 @@ def split_pairs(
       regular: the second result, if it is known.
 
     Returns:
-      The derivatives; whether those of all rows that count are finite; and
-      :func:`jboost.objective.curvature.count_lost` of rows of joined derivatives.
+      The derivatives; True if those of all rows of positive weight are finite; and the
+      result of :func:`jboost.objective.curvature.count_lost` for joined derivatives, 0
+      for others, which :func:`differentiate` has counted.
     """
     found = [_split(each, weights, regular) for each in raw]
     finite = jnp.all(jnp.stack([each for _, each, _ in found]))

@@ -20,8 +20,7 @@ from jboost.entry.context import current_implementation, is_on_cpu
 from jboost.entry.decorators import is_tracing, traceable
 from jboost.entry.identity import IdentityCache
 from jboost.entry.programs import compiled
-from jboost.kernels.library import takes_implementation
-from jboost.kernels.settling import resolve_implementation
+from jboost.kernels.library import resolve_implementation, takes_implementation
 
 _highest = IdentityCache()  # the highest code of an array
 _arranged = IdentityCache()  # the DenseCodes made of an array

@@ -8,8 +8,9 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
-from jaxtyping import Array
+from jaxtyping import Array, ArrayLike
 
 _implementation = jax.make_user_context(None)
 
@@ -62,3 +63,16 @@ def map_shards(function: Any, x: Any, *others: Any) -> Any:
     mesh, rows = x.sharding.mesh, PartitionSpec(x.sharding.spec[0])
     specs: Any = dict(mesh=mesh, in_specs=rows, out_specs=rows, check_vma=False)
     return jax.jit(jax.shard_map(function, **specs))(x, *others)
+
+
+def vary(value: Array, *others: ArrayLike) -> Array:
+    """Makes a value depend on others, as far as JAX can see.
+
+    ``jax.shard_map`` must be told what differs between devices: the results of calls
+    that it cannot look into, and the start of a loop whose steps differ. The compiler
+    sees that nothing depends on the choice, and leaves it out.
+    """
+    if not jax.sharding.get_abstract_mesh().manual_axes:
+        return value
+    differs = [jnp.any(other != other) for other in others]
+    return jnp.where(jnp.any(jnp.stack(differs)), value, value)

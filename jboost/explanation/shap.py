@@ -23,6 +23,7 @@ from jax.core import Tracer
 from jaxtyping import Array, ArrayLike, Bool, Float, Int32, Shaped
 
 from jboost.entry import checks
+from jboost.entry.context import vary
 from jboost.entry.decorators import traceable
 from jboost.entry.memory import require_memory
 from jboost.entry.messages import show_fields
@@ -31,7 +32,6 @@ from jboost.kernels import shap_cpu
 from jboost.kernels.library import choose, takes_implementation
 from jboost.kernels.predict_cpu import Rows, Trees, as_rows
 from jboost.kernels.shap_cpu import borrow_rows
-from jboost.kernels.varying import vary
 from jboost.model.ensemble import Model, read_model
 from jboost.model.preparing import prepare
 from jboost.model.scores import code_columns, read_trees, to_host

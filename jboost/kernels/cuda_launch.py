@@ -13,8 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.custom_batching import custom_vmap
 
+from jboost.entry.context import vary
 from jboost.kernels.loading import find_handler
-from jboost.kernels.varying import vary
 
 SHARED_BYTES = 96 * 1024  # of a block: every GPU since 2020 has as much
 THREADS = 512

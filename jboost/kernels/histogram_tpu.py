@@ -32,7 +32,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int32, UInt8, UInt16, UInt32
 
-from jboost.kernels.varying import vary
+from jboost.entry.context import vary
 
 _DIGITS = 4
 _DIGIT = 8  # bits

@@ -11,25 +11,25 @@ import math
 import os
 from array import array
 from collections.abc import Callable
-from contextlib import ExitStack, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import cache
 from typing import Any, ParamSpec, TypeVar
 
 import jax
 import numpy as np
-from jaxtyping import ArrayLike
+from jaxtyping import Array, ArrayLike
 
 from jboost.entry.context import (
     current_implementation,
     default_platform,
     runs_on_cpu,
     use_implementation,
+    vary,
 )
 from jboost.entry.decorators import is_tracing
 from jboost.entry.messages import show, warn_user
 from jboost.kernels import cuda_ready
 from jboost.kernels.loading import LIBRARY, find_handler
-from jboost.kernels.varying import vary
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -372,3 +372,21 @@ def make_aligned(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
 def _relay(address):
     done = jax.ShapeDtypeStruct((1,), np.uint32)
     return _make_call("relay", done)(address)
+
+
+def resolve_implementation(array: Array) -> AbstractContextManager[None]:
+    """Replaces None by the implementation that it stands for where ``array`` is.
+
+    Programs that are called at once are lowered for the platform of their operands
+    alone, so that only one implementation needs to be traced.
+    """
+    implementation = current_implementation()
+    if implementation is None:
+        platforms = {device.platform for device in array.devices()}
+        if platforms == {"cpu"} and may_run():
+            implementation = "cpu"
+        elif platforms <= cuda_ready.PLATFORMS and cuda_ready.are_ready():
+            implementation = "cuda"
+        elif platforms != {"tpu"}:  # its kernel has no name of its own
+            implementation = "xla"
+    return use_implementation(implementation)

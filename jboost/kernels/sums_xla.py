@@ -13,16 +13,17 @@ int32. It travels as limbs of ``width`` bits, so few that their sum over N rows 
 bits, and the sums of limbs are joined by carrying.
 """
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.custom_batching import sequential_vmap
-from jaxtyping import Array, Float, UInt8
+from jaxtyping import Array, ArrayLike, Bool, Float, UInt8
 
 from jboost.kernels import sums_cuda, xla
-from jboost.kernels.conditions import skip_on_cpu
 from jboost.kernels.float_bits import exponent_above, power_of_two
 from jboost.kernels.library import choose
 
@@ -332,3 +333,21 @@ def join_digits(digits, greatest):
     for index in (2, 1, 0):
         total = total * 2.0**_DIGIT + digits[..., index].astype(jnp.float32)
     return total * choose_unit(greatest)[1]
+
+
+def skip_on_cpu(
+    needed: Bool[ArrayLike, ""],
+    work: Callable[..., Any],
+    skip: Callable[..., Any],
+    *operands: Any,
+) -> Any:
+    """Returns ``work(*operands)``; a CPU calls ``skip`` where the work is not needed.
+
+    Both must give the same result there. On a GPU a condition waits until the host has
+    read it, which takes as long as several small kernels, and leaves the GPU idle.
+    """
+
+    def look_first(*operands):
+        return jax.lax.cond(needed, work, skip, *operands)
+
+    return jax.lax.platform_dependent(*operands, cpu=look_first, default=work)

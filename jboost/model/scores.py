@@ -19,13 +19,12 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, Float
 
-from jboost.entry.context import current_implementation
+from jboost.entry.context import current_implementation, vary
 from jboost.entry.programs import compiled
 from jboost.kernels import predict_cpu, predict_cuda
 from jboost.kernels.library import choose
 from jboost.kernels.predict_cpu import Rows, Trees, as_rows
 from jboost.kernels.ready_cpu import ReadyModel
-from jboost.kernels.varying import vary
 from jboost.model.ensemble import find_sharding, place
 from jboost.numerics.floats import flush_denormals
 from jboost.numerics.padding import pad_rows

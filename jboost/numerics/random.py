@@ -12,8 +12,8 @@ from jaxtyping import Array, Bool, Float, Int32, Key, UInt32
 from jboost.entry.collectives import current_shards, first_row, total
 from jboost.entry.messages import show
 from jboost.kernels import sampling_cpu
-from jboost.kernels.conditions import skip_on_cpu
 from jboost.kernels.library import choose
+from jboost.kernels.sums_xla import skip_on_cpu
 
 
 def hash_words(

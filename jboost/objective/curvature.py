@@ -322,7 +322,7 @@ def leave_out_lost(
     """Replaces both derivatives by 0 where one of them is NaN or infinite.
 
     Returns:
-      The derivatives, and :func:`count_lost` of their rows.
+      Both derivatives, and the result of :func:`count_lost`.
     """
     finite = jnp.isfinite(gradient) & jnp.isfinite(positive)
     lost = ~jnp.all(finite, axis=0) & (weights > 0)
@@ -338,8 +338,8 @@ def count_lost(
     """Returns how many rows have lost a derivative, and the first of them (or 0).
 
     Args:
-      is_any: whether ``find`` finds some among the rows of this device.
-      find: returns the rows that have lost one.
+      is_any: True if ``find`` finds any row of this device; it is called only then.
+      find: returns a mask of the rows that have lost a derivative.
     """
 
     def count(_):

@@ -21,8 +21,7 @@ from jboost.entry.arguments import explain_arguments
 from jboost.entry.decorators import on_host
 from jboost.entry.messages import show, show_fields
 from jboost.entry.programs import FULL, compiled
-from jboost.kernels.library import takes_implementation
-from jboost.kernels.settling import resolve_implementation
+from jboost.kernels.library import resolve_implementation, takes_implementation
 from jboost.model.ensemble import Ensemble, check_model
 from jboost.objective.faults import describe_lost_slope
 from jboost.refitting.descent import (

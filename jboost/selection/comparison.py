@@ -17,7 +17,7 @@ from jboost.boosting.sharding import check_mesh
 from jboost.entry import feature_checks
 from jboost.entry.arguments import takes_mask
 from jboost.entry.messages import show, warn_user
-from jboost.kernels.settling import resolve_implementation
+from jboost.kernels.library import resolve_implementation
 from jboost.losses import Adaptive
 from jboost.objective.group_tracing import estimate_in_group, read_inputs
 from jboost.objective.tracing import name_of, needs_groups

@@ -18,7 +18,7 @@ from jboost.codes.bins import Bins
 from jboost.entry import checks
 from jboost.entry.exchanges import agree, gather_numbers, process_number
 from jboost.entry.messages import show
-from jboost.kernels.settling import resolve_implementation
+from jboost.kernels.library import resolve_implementation
 from jboost.streams.batches import RowBatch, as_source, checked_batches
 from jboost.streams.block_rounds import (
     BlockRunner,

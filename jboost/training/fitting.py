@@ -23,8 +23,7 @@ from jboost.entry.decorators import on_host
 from jboost.entry.exchanges import gather_numbers, num_processes, use_processes
 from jboost.entry.messages import warn_user
 from jboost.kernels.grow_cpu import keep_scratch
-from jboost.kernels.library import takes_implementation
-from jboost.kernels.settling import resolve_implementation
+from jboost.kernels.library import resolve_implementation, takes_implementation
 from jboost.model.ensemble import Ensemble
 from jboost.objective.curvature import Curvature
 from jboost.tables.frames import RowSource
