@@ -52,7 +52,7 @@ def evaluate(traced, policies, constants, targets, minimizer, scores):
     weights = jnp.ones(scores.shape[1])
     coupling = find_coupling(objective, scores, weights)
     objective = objective._replace(coupling=coupling)
-    return {p: derivatives(objective, scores, weights, p)[:2] for p in policies}
+    return {p: derivatives(objective, scores, weights, p) for p in policies}
 
 
 def derive(loss, targets, scores, policies=POLICIES, num_scores=1):

@@ -40,7 +40,7 @@ def compiled_solve(
     objective = with_minimizers(Objective(traced, constants, targets, (), None), ROWS)
     if kinks and traced.straight:
         objective = objective._replace(kinks=find_kinks(objective, weights))
-    gradient, curvature, _ = derivatives(objective, scores[None], weights, "auto")
+    gradient, curvature = derivatives(objective, scores[None], weights, "auto")
     rows = [jnp.where(weights > 0, weights * d[0], 0) for d in (gradient, curvature)]
     newton = partial(newton_step, *sum_channels(rows, leaf, LEAVES), penalty)
     groups = LeafProblems(
@@ -278,7 +278,7 @@ def test_poor_steps_of_many_rows_are_solved_for(poor):
     def run(targets, leaf, weights):
         objective = Objective(traced, constants, targets, (), None)
         scores = jnp.zeros((1, leaf.size), jnp.float32)
-        channels = [d[0] for d in derivatives(objective, scores, weights, "exact")[:2]]
+        channels = [d[0] for d in derivatives(objective, scores, weights, "exact")]
         sums = sum_channels(channels, leaf, num_leaves, weights)
         newton = partial(newton_step, *sums, jnp.float32(0))
         penalty = jnp.zeros(num_leaves, jnp.float32)
