@@ -258,6 +258,14 @@ def test_a_mixture_has_three_scores_for_each_component():
     np.testing.assert_allclose(one.log_prob(2.5), st.norm(2).logpdf(2.5), rtol=1e-6)
 
 
+@pytest.mark.parametrize("log_df", [3.0, 4.6, 5.0, 7.5, 12.0])
+def test_student_t_is_right_at_any_distance(log_df):
+    found = D.student_t(jnp.array([0.0, 0.0, log_df]))
+    z = np.float32([0.1, 3, 30, 300, 1e5, 4e9, 1e16])
+    reference = read_fields(found).logpdf(np.float64(z))
+    np.testing.assert_allclose(jax.vmap(found.log_prob)(z), reference, rtol=3e-6)
+
+
 # Scores far from the middle: limits, tiny and large shapes, and counts.
 FAR = {
     "normal": [(3.0, -9.0), (-5.0, 12.0)],

@@ -122,11 +122,30 @@ def test_constrained_trees_are_the_same_to_the_bit(table):
 def test_softmax_is_the_same_to_the_bit(table, with_offset):
     x, y, weights = table
     offset = np.stack([0 * y, 0.1 * y, -0.2 * y], axis=1) if with_offset else None
-    settings = {"curvature": "exact", "leaf_solver": "newton", "init_score": 0.0}
     loss = jb.losses.softmax
-    assert_same_training(
-        x, three_classes(y), weights, offset, loss=loss, num_scores=3, **settings
-    )
+    assert_same_training(x, three_classes(y), weights, offset, loss=loss, num_scores=3)
+
+
+def test_own_loss_of_several_scores_is_the_same_to_the_bit(table):
+    x, y, weights = table
+
+    def loss(score, target):
+        share = score[0] * score[1] * jnp.tanh(score[2])
+        return jnp.sum(jnp.sqrt(1 + (score - target) ** 2)) + 0.1 * share
+
+    assert_same_training(x, y, weights, loss=loss, num_scores=3)
+
+
+def test_labels_of_softmax_may_be_of_any_type(table):
+    x, y, _ = table
+    models = [
+        jb.fit(
+            x, three_classes(y).astype(dtype), jb.losses.softmax,
+            num_scores=3, num_rounds=5,
+        )[0]
+        for dtype in (np.int32, np.int64, np.float32)
+    ]  # fmt: skip
+    chex.assert_trees_all_equal(*models)
 
 
 @pytest.mark.parametrize("max_depth", [1, 8])

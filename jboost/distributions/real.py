@@ -24,7 +24,7 @@ from jboost.distributions.special import (
 
 _LEAST_LOG_EXCESS = math.log(1e-4)  # of degrees of freedom above 1, for a mean
 _MANY = 100.0  # degrees of freedom
-_FARTHEST = 1e18  # in units of scale times sqrt(df)
+_FARTHEST = 1e18  # in units of the scale, or of the scale times sqrt(df)
 
 
 @jax.tree_util.register_dataclass
@@ -142,7 +142,7 @@ class StudentT(Distribution):
     def log_prob(self, value: Any) -> Array:
         """Returns the log density."""
         z = divide(like(self.loc, value) - self.loc, self.scale)
-        square = jnp.square(z)
+        square = jnp.square(jnp.where(jnp.abs(z) < _FARTHEST, z, _FARTHEST))
         few = _log_kernel_of_few(square, jnp.minimum(self.df, _MANY))
         many = _log_kernel_of_many(square, jnp.maximum(self.df, _MANY))
         kernel = jnp.where(self.df > _MANY, many, few)
@@ -199,13 +199,15 @@ def _log_kernel_of_few(square, df):
 
 
 def _log_kernel_of_many(square, df):
-    """The same where derivatives in df would cancel: -z^2 / 2, and terms in 1 / df."""
-    share = jnp.minimum(square, _FARTHEST**2) / df
-    tail = df * log_ratio_excess(1 + share, jnp.ones_like(share), share) + jnp.log1p(
-        share
-    )
+    """The same where derivatives in df would cancel."""
+    near = jnp.minimum(square, df)
+    share = near / df
+    tail = near + df * log_ratio_excess(1 + share, jnp.ones_like(share), share)
+    farther = jnp.log(square + df) - jnp.log(df)  # a quotient's curvature overflows
+    # Far out z^2 cancels against the rest of its own logarithm.
+    tail = jnp.where(square < df, tail, df * farther) + farther
     ratio = (1 / (24 * jnp.square(df)) - 1 / 4) / df
-    return ratio - (square + tail) / 2
+    return ratio - tail / 2
 
 
 def _information_of_df(df):

@@ -28,6 +28,12 @@ _KEEP_ZERO = (
     "add", "add_any", "sub", "neg", "convert_element_type", "broadcast_in_dim",
     "reshape", "squeeze", "copy", "reduce_sum",
 )  # fmt: skip
+_PRODUCTS = ("mul", "square", "integer_pow")
+# Operations that add, or pass values on to one that does.
+_MAY_ADD = (
+    "add", "add_any", "sub", "neg", "reduce_sum", "broadcast_in_dim", "concatenate",
+    "pad", "reshape", "select_n", "squeeze", "transpose",
+)  # fmt: skip
 # Parameters of calls that do not affect the value; they are not comparable by content.
 _DERIVATIVE_RULES = ("jvp_jaxpr_fun", "fwd_jaxpr_thunk", "bwd", "jvp", "fwd")
 
@@ -170,6 +176,44 @@ def retrace(program, run, inputs=None):
     inputs = program.jaxpr.invars if inputs is None else inputs
     traced = jax.make_jaxpr(run)(*map(_shape_of, inputs)).jaxpr
     return replace(program, jaxpr=traced, structure=_structure(traced))
+
+
+def separate_products(program: Program, one: int) -> Program:
+    """Returns a program none of whose float32 products is contracted with a sum.
+
+    Whether XLA makes one FMA of a * b + c depends on what else a program holds. Then
+    the same loss would give other last bits for integer and for float targets, in a
+    stream's program and under vmap. We compute (a * b) * 1 + c, where only the product
+    with 1 can be contracted, which rounds nothing; XLA does not know that it is 1.
+
+    Args:
+      one: the index of a 1 in the loss's tuple of constants.
+    """
+    jaxpr, place = program.jaxpr, len(program.constants)
+    summands = {
+        v for e in jaxpr.eqns if e.primitive.name in _MAY_ADD for v in e.invars
+        if not isinstance(v, jex_core.Literal)
+    }  # fmt: skip
+
+    def run(*inputs):
+        given = [*inputs[:place], *inputs[place + 1 :]]
+        values = dict(zip(jaxpr.invars, given, strict=True))
+        for equation in jaxpr.eqns:
+            _run_equations([equation], values, [])
+            product = equation.outvars[0]
+            if equation.primitive.name in _PRODUCTS and product in summands:
+                found = values[product]
+                if found.dtype == jnp.float32:
+                    values[product] = found * inputs[place]
+        return _run_equations([], values, jaxpr.outvars)
+
+    shapes = list(map(_shape_of, jaxpr.invars))
+    shapes.insert(place, jax.ShapeDtypeStruct((), jnp.float32))
+    traced = jax.make_jaxpr(run)(*shapes).jaxpr
+    return replace(
+        program, jaxpr=traced, structure=_structure(traced),
+        constants=(*program.constants, one),
+    )  # fmt: skip
 
 
 def _shape_of(variable):

@@ -10,7 +10,7 @@ and no cache keeps the function itself alive.
 """
 
 import weakref
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any
 
@@ -42,6 +42,7 @@ from jboost.objective.jaxprs import (
     Program,
     find_dependencies,
     find_used_entries,
+    separate_products,
     trace_diagonal,
     trace_program,
 )
@@ -177,8 +178,20 @@ def trace_loss(
         separate=is_sum(loss),
         diagonal=diagonal,
     )
+    if num_scores > 1:
+        constants.append(np.float32(1))
+        traced = _separate_products(traced, len(constants) - 1)
     known = _known.setdefault(traced, weakref.ref(traced))()
     return traced if known is None else known, tuple(constants)
+
+
+def _separate_products(loss, one):
+    names = "value", "gradient", "hessian", "curvature", "diagonal"
+    programs = {name: getattr(loss, name) for name in names}
+    return replace(loss, **{
+        name: separate_products(program, one)
+        for name, program in programs.items() if program is not None
+    })  # fmt: skip
 
 
 def _trace_information(loss, score, constants):

@@ -8,6 +8,7 @@ the first row of unusable loss; for runs that learn nothing, the reason.
 from typing import Any, NoReturn
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, ArrayLike, Bool
 
@@ -359,7 +360,7 @@ def _idleness_program(loss, curvature, constants, data, state):
 
 
 def start(
-    job: Job, init_score: Array | MedianStart | None, seed: int, in_stages: bool = True
+    job: Job, init_score: Array | MedianStart | None, seed: int, in_memory: bool = True
 ) -> tuple[BoostState, str]:
     """Makes the state before the first round, and checks that the loss is finite.
 
@@ -367,8 +368,9 @@ def start(
       job: the run.
       init_score: where it starts.
       seed: of everything random.
-      in_stages: whether small programs run one after another, which compile in a
-        fraction of the time of one program, whose memory is known beforehand.
+      in_memory: whether many rows, too, may take small programs one after another,
+        which compile in a fraction of the time of one program; the memory that one
+        program takes is known beforehand.
 
     Returns:
       The state, and the rule that gave the initial score; see
@@ -376,7 +378,7 @@ def start(
     """
     words = np.array([0, seed], np.uint32)  # as seed_from_key(jax.random.key(seed))
     begin = StartPoint(init_score, words)
-    found = _start_together(job, begin) if in_stages else _start_apart(job, begin)
+    found = _start_together(job, begin, in_memory)
     (state, rule, values, endless), problem = found, job.problem
     if endless:
         refuse_endless()
@@ -396,24 +398,27 @@ def start(
     return state, "median" if isinstance(init_score, MedianStart) else "given"
 
 
-def _start_together(job, begin):
+def _start_together(job, begin, in_memory):
     """Finds the start in stages, where all rows can be on one device."""
     rows, loss, constants = job.rows, job.problem.loss, job.problem.constants
     if loss.coupled:
         return _start_apart(job, begin)
-    num_scores = len(rows.offset)
+    num_scores, size = rows.offset.shape
+    if rows.spread is not None:
+        size = rows.spread.shards.padded
+    # Programs on few rows may round in another way than those on many.
+    if num_scores * size > FEW and (rows.spread is not None or not in_memory):
+        return _start_apart(job, begin)
     data = job.problem.data._replace(codes=None)
     if rows.spread is not None:
-        # Programs on few rows may round in another way than those on many.
-        if num_scores * rows.spread.shards.padded > FEW:
-            return _start_apart(job, begin)
         constants = fetch(constants)  # from all devices
         data = rows.gather()
     with run_in_stages():
         # On the device once for all stages.
         found = _find_start(loss, *jax.device_put((constants, data, begin)))
     if rows.spread is None:
-        return found
+        # A buffer that stands twice could not be donated.
+        return found if in_memory else jax.tree.map(jnp.array, found)
     state, rule, values, endless = fetch(found)
     first = rows.spread.first_row
     own = slice(first, first + rows.size)
