@@ -2,7 +2,7 @@
 """Intervals that cover new targets with a promised probability, for any model.
 
 In: a trained model, and rows that it was not trained on. Out: :class:`Intervals`, which
-widens the predictions for new rows by what covers enough of those rows.
+widens the predictions for new rows by a margin that covers enough of those rows.
 """
 
 from collections.abc import Callable
@@ -33,10 +33,10 @@ class Intervals:
 
     Attributes:
       model: the model, or the function that predicts.
-      alpha: at most this share of new targets lies outside.
-      score: what rows are compared by.
+      alpha: the largest share of new targets that may lie outside.
+      score: the name of the conformal score, as for :func:`jboost.conformal`.
       margin: Q, a number; [K] for K targets.
-      inverse_link: of the model's score.
+      inverse_link: the inverse link applied to the model's score, or None.
     """
 
     model: Any
@@ -51,8 +51,9 @@ class Intervals:
         """Returns the lower and the upper ends of the intervals of new rows.
 
         Args:
-          x: as the model takes it.
-          offset: as for :func:`jboost.predict`, if the model was trained with one.
+          x: the new rows, in the form that the model takes.
+          offset: the offset of the rows, as for :func:`jboost.predict`, if the model
+            was trained with one.
         """
         parts = _predict(self.model, x, offset, self.inverse_link, self.score)
         if self.score == "absolute":
@@ -88,7 +89,7 @@ def conformal(
 ) -> Intervals:
     """Makes intervals that cover a new target with probability at least 1 - alpha.
 
-    With n calibration rows, on which the model was not trained, and their scores s:
+    The scores s of n calibration rows, which were not used in training, give
 
         Q = the k-th smallest of s_1, ..., s_n,  k = ceil((n + 1) (1 - alpha))
 
@@ -99,22 +100,22 @@ def conformal(
     A new target lies inside with probability k / (n + 1), or more where scores are
     equal, if its row and the calibration rows are exchangeable (drawn alike), whatever
     the model is. The probability is over the draw of all these rows; it is not promised
-    for each value of x. "normalized" and "quantiles" give intervals whose width depends
-    on x. Rows of different weight are not exchangeable, so that weights are not taken.
+    for each value of x. "normalized" and "quantiles" give intervals of a width that
+    depends on x. Rows of different weight are not exchangeable; weights are not taken.
 
     Args:
-      model: from :func:`jboost.fit`, or a function ``predict(x)`` of all rows: the
-        ``predict`` of an estimator, or one that joins two models.
-      x_cal: calibration rows, as the model takes them.
-      y_cal: their targets [N], finite. For "absolute" also [N, K] where the model
-        predicts as many; each column is then covered by itself.
+      model: a model from :func:`jboost.fit`, or a function ``predict(x)`` of all rows:
+        the ``predict`` of an estimator, or a function that joins two models.
+      x_cal: the calibration rows, in the form that the model takes.
+      y_cal: finite targets [N] of these rows. For "absolute" also [N, K] if the model
+        predicts K numbers per row; each column is then covered by itself.
       alpha: the probability of a miss, in (0, 1); at least 1 / (n + 1).
       score: "absolute" for predictions f [N]; "normalized" for (f, sigma), sigma > 0 (a
         predicted scale), and "quantiles" for (l, u): two numbers per row, as [N, 2] or
         as a pair of arrays.
-      inverse_link: of the model's score, as for :func:`jboost.predict`; what it returns
-        are the predictions above.
-      offset: of the calibration rows, as for :func:`jboost.predict`.
+      inverse_link: the inverse link of the model's score, as for
+        :func:`jboost.predict`; it returns the predictions above.
+      offset: the offset of the calibration rows, as for :func:`jboost.predict`.
 
     Returns:
       Intervals; ``low, high = intervals.predict_interval(x)``.
@@ -164,7 +165,7 @@ def conformal(
 
 
 def _score_rows(targets, parts, score):
-    """Returns how far each target is from what is predicted for it."""
+    """Returns the conformal score of each target, given its predictions."""
     if score == "absolute":
         return np.abs(targets - parts[0])
     if score == "normalized":

@@ -241,8 +241,8 @@ def xgboost(
     sums of w l' and w l'' (for K scores, l'' is the sum of magnitudes of a row of the
     Hessian).
 
-    A tree whose root has H < min_child_weight adds 0. The same holds for every tree of
-    a loss whose second derivative is zero, such as
+    A tree adds 0 if its root has H < min_child_weight. The same holds for every tree of
+    a loss with a zero second derivative, such as
     :func:`jboost.losses.absolute_error`; training warns about it. Use
     :func:`lad_tree_boost` or the defaults of ``fit`` for such losses.
 
@@ -256,7 +256,7 @@ def xgboost(
       base_score: the initial score, one number or K numbers on the scale of the score,
         or "auto". For the logistic loss it is in log-odds, unlike XGBoost's
         probability.
-      l2, min_gain, min_child_weight: as for :func:`jboost.fit`.
+      l2, min_gain, min_child_weight: arguments of :func:`jboost.fit`.
 
     Returns:
       Keyword arguments of :func:`jboost.fit`.
@@ -286,7 +286,7 @@ def lambda_mart(*, at: int | None = 30, normalize: Normalize = "both") -> Recipe
     ``fit`` takes the query of each row as ``groups``.
 
     Args:
-      at, normalize: as for :func:`jboost.losses.lambda_rank`.
+      at, normalize: arguments of :func:`jboost.losses.lambda_rank`.
 
     Returns:
       Keyword arguments of :func:`jboost.fit`.
@@ -339,7 +339,7 @@ def cox(*, ties: Ties = "efron") -> Recipe:
     All rows are one group; strata are ``{**recipe, "groups": strata}``.
 
     Args:
-      ties: as for :func:`jboost.losses.cox`.
+      ties: the treatment of tied times, as for :func:`jboost.losses.cox`.
 
     Returns:
       Keyword arguments of :func:`jboost.fit`.

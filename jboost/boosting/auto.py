@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What each "auto" stands for.
+"""Replaces "auto" settings by the choices for a loss and its data.
 
-In: a traced loss, and later whether it looks like |r| to most rows. Out: the choices
-that replace "auto". This is the only place that makes them: a round of boosting,
+In: a traced loss, and later whether it resembles |r| in most rows. Out: the choices
+that replace "auto". No other module makes them: a round of boosting,
 ``history.choices`` and :func:`jboost.inspect_loss` all call the functions below.
 
-1. :func:`decide_by_loss`: what follows from the loss alone, before training.
-2. :func:`decide_by_data`: what depends on the targets and the initial score. It works
-   on traced values, inside a round, and on concrete ones, for the history.
+1. :func:`decide_by_loss`: choices that follow from the loss alone, before training.
+2. :func:`decide_by_data`: choices that depend on the targets and the initial score. It
+   works on traced values, inside a round, and on concrete ones, for the history.
 """
 
 from typing import Any, NamedTuple
@@ -28,11 +28,11 @@ from jboost.objective.jaxprs import MANY_SCORES
 from jboost.objective.tracing import TracedLoss
 from jboost.trees.leaves import LeafSolver
 
-# docs/defaults.md tells how these were chosen. "absolute" is for models like XGBoost's,
-# and has its numbers.
+# docs/defaults.md explains these numbers. "absolute" is for models like those of
+# XGBoost, and uses its numbers.
 _L2 = {"relative": 3.0, "absolute": 1.0}
 _L2_OF_ORDER_STATISTICS = 1.0
-_ROWS_PER_SAMPLE = 50  # a leaf has a row for every so many of the table
+_ROWS_PER_SAMPLE = 50  # rows of the table for each row that a child must have
 _MOST_SAMPLES = 20
 _LEAST_SHARING = 3  # scores that share trees, and
 _LEAST_RATES = 30.0 - 1e-3  # the sum of learning rates, in float32
@@ -41,18 +41,18 @@ _NOT_BY = {"joint": _BY_SCORE, "hessian": ("natural", "standardized")}
 
 
 class LossChoices(NamedTuple):
-    """What the loss decides.
+    """Choices that follow from the loss alone.
 
     Attributes:
-      curvature: the policy that splits are found with.
-      leaf_solver: never "auto".
-      leaf_curvature: the policy that leaf values are fitted with.
-      l2: never "auto".
-      min_child_samples: the least rows of a child; 0: the data decide.
+      curvature: the curvature policy of the splits.
+      leaf_solver: the solver of the leaf values, never "auto".
+      leaf_curvature: the curvature policy of the leaf values.
+      l2: the l2 penalty, never "auto".
+      min_child_samples: the minimum number of rows of a child; 0: the data decide.
       constant_curvature: whether all rows have the same curvature, so that a count of
         rows replaces its sum.
-      order_statistics: whether leaf values are medians or quantiles, which no l1
-        shrinks, and l2 only by rows at rest.
+      order_statistics: whether leaf values are medians or quantiles. l1 does not shrink
+        them; l2 does only as the weight of a pseudo-row at zero.
       share_structure: whether one tree serves all scores of a round.
     """
 
@@ -75,7 +75,7 @@ def decide_by_loss(
     regularization: str = "relative",
     share_structure: bool = False,
 ) -> LossChoices:
-    """Replaces each "auto" by what it stands for with this loss.
+    """Replaces each "auto" by the choice for this loss.
 
     Passing the result back in as explicit settings trains the same model.
     """
@@ -95,7 +95,7 @@ def decide_by_loss(
             "distribution has fisher_information, a KL divergence or samples"
         )
     if policy == "auto" and loss.information is not None:
-        # docs/distributions.md tells how it was chosen.
+        # docs/distributions.md explains this choice.
         policy = "fisher" if leaf_solver == "hessian" else "standardized"
     if policy == "auto" and loss.quadratic and not loss.straight:
         policy = "exact"  # the Hessian is constant: nothing to smooth
@@ -116,8 +116,8 @@ def decide_by_loss(
         leaf_solver = step if plain else "guarded"
     exact = leaf_solver == "exact" and loss.straight
     if exact and policy == "auto" and regularization == "absolute":
-        # As in XGBoost: min_child_weight and l2 count rows, whose curvature would be
-        # the less the farther targets are apart.
+        # As in XGBoost: min_child_weight and l2 count rows. Under "auto" the curvature
+        # of a row would shrink as the targets spread.
         policy = "unit"
     order_statistics = exact or leaf_solver == "median_step"
     if isinstance(l2, str):
@@ -158,7 +158,7 @@ def decide_sharing(settings: Settings, loss: TracedLoss | GroupLoss) -> bool:
 
 
 def _decide_for_groups(curvature, leaf_solver, l2, min_child_samples, regularization):
-    """Does what :func:`decide_by_loss` does, for a loss of groups."""
+    """Computes :func:`decide_by_loss` for a loss of groups."""
     allowed = {
         "curvature": (curvature, ("auto", "probe", "unit")),
         "leaf_solver": (leaf_solver, ("auto", "joint", "newton")),
@@ -184,7 +184,7 @@ def _decide_for_groups(curvature, leaf_solver, l2, min_child_samples, regulariza
 
 
 def _leaf_curvature(curvature: Chosen, leaf_solver: LeafSolver) -> Chosen:
-    """The curvature that leaf values are fitted with."""
+    """Returns the curvature policy of the leaf values."""
     if leaf_solver == "hessian":
         return "exact"
     # Unit curvature says nothing about the scale of the scores, and the steps of these
@@ -204,11 +204,11 @@ def needs_minimizer(loss: TracedLoss | GroupLoss) -> bool:
 
 
 class DataChoices(NamedTuple):
-    """What the data decide.
+    """Choices that depend on the data.
 
     Attributes:
-      min_child_samples: the least rows of a child.
-      exact_leaves: whether "guarded" trusts no Newton step, and fits every leaf
+      min_child_samples: the minimum number of rows of a child.
+      exact_leaves: whether "guarded" accepts no Newton step and fits every leaf
         exactly.
     """
 
@@ -222,12 +222,13 @@ def decide_by_data(
     leaf_solver: LeafSolver,
     min_child_samples: Any,
 ) -> DataChoices:
-    """Makes the choices that the loss left to the data.
+    """Makes the choices that the loss alone does not determine.
 
     Args:
-      pointed: see :func:`jboost.objective.curvature.is_pointed`; traced or concrete.
-      least_rows: see :func:`count_least_rows`; traced or concrete.
-      leaf_solver, min_child_samples: those of :func:`decide_by_loss`.
+      pointed: the result of :func:`jboost.objective.curvature.is_pointed`; traced or
+        concrete.
+      least_rows: the result of :func:`count_least_rows`; traced or concrete.
+      leaf_solver, min_child_samples: results of :func:`decide_by_loss`.
     """
     numpy: Any = jnp if isinstance(pointed, jax.Array) else np
     return DataChoices(
@@ -242,18 +243,18 @@ def count_least_rows(
     weights: Float[Array, " N"],
     known: Bool[Array, "K N"] | None = None,
 ) -> Int32[ArrayLike, "*K"]:
-    """Returns what ``min_child_samples="auto"`` stands for.
+    """Returns the number of rows for ``min_child_samples="auto"``.
 
-    One in 50 of the rows of positive weight, from 1 to 20. Where leaves are
-    tau-quantiles, so many rows that with one row at rest (l2 = 1) two are beyond the
-    quantile on average: 2 / min(tau, 1 - tau) - 1, at most 20; where the slopes differ
-    from row to row, those of a median. 20 where the loss is pointed, or constant on one
-    side of the minimum of a row, as a hinge loss.
+    One in 50 of the rows of positive weight, from 1 to 20; 20 if the loss is pointed.
+    For tau-quantiles 2 / min(tau, 1 - tau) - 1, at most 20: with this number of rows
+    and one pseudo-row at zero (l2 = 1), two are beyond the quantile on average. If the
+    slopes differ from row to row, the number for a median. 20 if kinks can be anywhere,
+    or the loss is constant on one side of a row's minimum, as a hinge loss is.
 
     Args:
-      pointed, kinks: of the loss with its data, before the first round.
-      known: rows whose target of each score is known, of which each score has a count
-        of its own; None where there are no such targets.
+      pointed, kinks: properties of the loss with its data, before the first round.
+      known: mask of the known targets of each score; each score then has its own
+        count. None: all targets are known.
     """
     if kinks is None:
         return _count_rows(pointed, weights, known)
@@ -278,7 +279,7 @@ def _count_quantile_rows(numpy, kind, left, right):
 
 
 def describe_choices(choices: LossChoices) -> dict[str, Any]:
-    """What the loss decides of the settings, by their names; see ``inspect_loss``."""
+    """Returns the choices for a loss by the settings' names; see ``inspect_loss``."""
     return dict(
         curvature=choices.curvature,
         leaf_solver=choices.leaf_solver,

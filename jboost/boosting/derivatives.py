@@ -56,14 +56,14 @@ class RowDerivatives(NamedTuple):
     """Derivatives of every row, before weights.
 
     Attributes:
-      mean: what "relative" regularization divides by.
+      mean: the divisor for "relative" regularization; otherwise 1.
       first_mean: the mean curvature of the first round; 1 if it is not used.
       concentration: N / N_eff of the first round, see :func:`_concentrate`; 1 if it is
         not used.
       value_unit: the unit of leaf values fitted with these derivatives, in units of
         the values that the splits see.
-      factor: by which the derivatives of each row are multiplied already; None for 1.
-      known: rows whose target of this score is known; None for all.
+      factor: the factor already applied to each row's derivatives; None: 1.
+      known: mask of rows with a known target of this score; None: all rows.
     """
 
     gradient: Float[Array, "*K N"]
@@ -80,7 +80,7 @@ class RawDerivatives(NamedTuple):
     """Gradient and positive curvature of every row by one policy.
 
     Attributes:
-      factor, known: see :class:`RowDerivatives`.
+      factor, known: the fields of :class:`RowDerivatives`.
     """
 
     gradient: Float[Array, "K N"]
@@ -90,12 +90,12 @@ class RawDerivatives(NamedTuple):
 
 
 class Policy(NamedTuple):
-    """What follows from a curvature policy for its numbers.
+    """Properties of a curvature policy that determine how its values are scaled.
 
     Attributes:
-      unit: whether the curvature says nothing about the scale of the loss.
-      raised: whether it has a least value, and
-      by_start: whether that depends on the start of training.
+      unit: whether the curvature is 1, whatever the scale of the loss.
+      raised: whether the curvature is raised to a least value.
+      by_start: whether this least value depends on the start of training.
       varies: whether the concentration of information is measured.
     """
 
@@ -106,11 +106,11 @@ class Policy(NamedTuple):
 
 
 class Scaling(NamedTuple):
-    """How derivatives are scaled; it does not hold the loss.
+    """Rules for scaling derivatives, without the loss.
 
     Attributes:
-      relative: whether they are divided by the mean curvature.
-      policies: one, or that of the splits and that of the leaves.
+      relative: whether derivatives are divided by the mean curvature.
+      policies: one policy, or one of the splits and one of the leaves.
     """
 
     relative: bool
@@ -144,7 +144,8 @@ def differentiate(
     """Evaluates the derivatives of every row.
 
     Args:
-      smooth: see :func:`jboost.objective.curvature.derivatives`.
+      smooth: whether gradients at F +- delta are needed, as documented in
+        :func:`jboost.objective.curvature.derivatives`; None: decided in the program.
       leave_out: False leaves the replacement of derivatives that are not finite to
         :func:`jboost.boosting.round_programs.split_pairs`.
 
@@ -204,10 +205,10 @@ def _leave_out(state, raw, weights):
 
 
 def note_lost(state: BoostState, lost: Int32[Array, "2"]) -> BoostState:
-    """Returns the state with the first round in which rows have lost a derivative.
+    """Records the current round in the state if it is the first to lose derivatives.
 
     Args:
-      lost: from :func:`jboost.objective.curvature.count_lost`, in this round.
+      lost: the result of :func:`jboost.objective.curvature.count_lost` in this round.
     """
     now = jnp.concatenate([state.round[None], lost])
     first = (state.lost[1] == 0) & (lost[0] > 0)
@@ -250,18 +251,18 @@ def scale_derivatives(
     raw: tuple[RawDerivatives, ...],
     first: ShardStatistics | None = None,
 ) -> tuple[RowDerivatives, RowDerivatives, ShardStatistics | None]:
-    """Returns derivatives that shape the trees, and those that fit their leaves.
+    """Scales the derivatives for the splits and those for the leaf values.
 
     Both pairs are the same unless ``method.leaf_curvature`` differs from the curvature
     of the splits. Then "relative" divides both by the mean curvature of the splits,
-    except for unit curvature, which says nothing about the scale of the loss: there
-    each pair is divided by its own mean.
+    except for unit curvature, which is independent of the scale of the loss: each pair
+    is then divided by its own mean.
 
     Args:
-      first: where rows are sharded, if there is one policy.
+      first: sums over the shards, if rows are sharded and there is one policy.
 
     Returns:
-      Both pairs, and ``first`` with what is found of whether it holds.
+      Both pairs, and ``first`` with ``holds`` updated.
     """
     (shape, first), *rest = (
         _scale(scaling, weights, state, policy, each, first)
@@ -283,7 +284,7 @@ def scale_derivatives(
 
 
 def _scale(scaling, weights, state, policy, raw, first):
-    """Returns a pair, and the first sums with whether they hold."""
+    """Returns one pair, and the first sums with ``holds`` updated."""
     gradient, positive, factor, known = raw
     if policy.raised:
         mean = mean_positive(positive, weights) if first is None else first.mean
@@ -327,7 +328,7 @@ def _find_mean(positive, weights, first):
 
 
 def list_policies(method: Method) -> tuple[Chosen, ...]:
-    """Returns the policies of the splits and, if it is another one, of the leaves."""
+    """Returns the policy of the splits and, if it differs, that of the leaves."""
     if method.leaf_curvature == method.curvature:
         return (method.curvature,)
     return method.curvature, method.leaf_curvature
@@ -385,7 +386,7 @@ def _share_among_scores(mean, flat, state):
     """Returns the mean curvature of each score, or of all that compete."""
     if state.coupling is not None:
         # Scores that compete for a row (softmax) share the curvature of the row: the
-        # sum of their means, in units in which all of them move alike.
+        # sum of their means, in units that give all of them the same move.
         competing, move, _ = state.coupling
         squares = jnp.where(competing, jnp.square(move), 1.0)
         total = jnp.sum(jnp.where(competing, mean * squares, 0.0))
@@ -393,7 +394,7 @@ def _share_among_scores(mean, flat, state):
     return jnp.where(flat | ~(mean > 0), 1.0, mean)
 
 
-_SIGNS = 1 << 30  # keeps signs apart from what else a tree's seed draws
+_SIGNS = 1 << 30  # keeps signs apart from the other draws of a tree's seed
 _MOST_ROWS, _LEAST_ROWS = 4096, 256  # that a direction is drawn from
 _MOST_TERMS = 1 << 22  # of the products of gradients of all scores
 _LEAST_SPREAD = 1e-5  # of the largest eigenvalue: a direction that no gradient has
@@ -403,9 +404,9 @@ class Projection(NamedTuple):
     """Derivatives along one direction, for a tree of all scores.
 
     Attributes:
-      derivatives: with an axis of one tree in front.
-      units: those of the leaf values, into which limits on them are converted; see
-        :func:`jboost.boosting.round.shaping_limits`. No derivatives of rows.
+      derivatives: the derivatives of every row, with a leading axis of length 1.
+      units: units of the leaf values, without derivatives of rows;
+        :func:`jboost.boosting.round.shaping_limits` converts limits with them.
     """
 
     derivatives: RowDerivatives
@@ -422,10 +423,10 @@ def draw_projection(
     """Draws the direction of a round; returns the derivatives along it.
 
     Args:
-      shape: derivatives of the K scores that shape the tree, and
-      fitted: those that its leaves are fitted with.
-      weights: of the rows; 0 for rows that the tree does not learn from.
-      competing: whether some scores do; see
+      shape: derivatives of the K scores for the splits.
+      fitted: derivatives of the K scores for the leaf values.
+      weights: row weights; 0 for rows that the tree does not learn from.
+      competing: whether some scores compete; see
         :class:`jboost.objective.evaluation.Coupling`.
     """
     shape, fitted, weights = jax.lax.stop_gradient((shape, fitted, weights))
@@ -461,14 +462,14 @@ def _draw_direction(seed, fitted, weights, competing):
     gradient = fitted.gradient[:, rows] / root[:, None]
     direct = _direct_by_rows if len(root) > _LEAST_ROWS else _direct_by_scores
     step, size = direct(gradient, signs, counted, competing)
-    # Rows that all weigh nothing say nothing: every score then counts alike.
+    # If all rows have weight 0, every score counts alike.
     step = jnp.where(jnp.any(step != 0), step, 1.0) / (size * root)
     # A power of two rounds nothing; divided by it, no square overflows.
     return step * power_of_two(-exponent_above(jnp.max(jnp.abs(step))))
 
 
 def _direct_by_scores(gradient, signs, counted, competing):
-    """Returns u~ in units in which no score is lost in float32, and these units."""
+    """Returns u~ in units that keep every score within float32, and these units."""
     num_scores = len(gradient)
     upper = np.triu_indices(num_scores)
     products = round_alone(gradient[upper[0]] * gradient[upper[1]])
@@ -482,10 +483,10 @@ def _direct_by_scores(gradient, signs, counted, competing):
 
 
 def _direct_by_rows(gradient, signs, counted, competing):
-    """Returns the same for more scores than rows are drawn.
+    """Computes :func:`_direct_by_scores` for more scores than drawn rows.
 
     With G the gradients times the root of the weights, one row for each, C = G'G, and
-    C^-a G' s = G' (G G')^-a s: a matrix of as many rows as are drawn replaces C.
+    C^-a G' s = G' (G G')^-a s: G G', with one row for each drawn row, replaces C.
     """
     size = _choose_units(sum_rows(round_alone(gradient**2), counted), competing)
     scale = jnp.sqrt(counted)
@@ -524,8 +525,8 @@ def _divide_by_root(matrix, vector, competing):
 def _pick_rows(weights, num_scores):
     """Returns some rows, evenly spaced among all, their numbers and weights.
 
-    Of rows that do not exist the weight is 0. Padding does not change them: the last
-    row that counts is the last one.
+    Rows that do not exist have weight 0. Padding does not change the choice: it ends
+    at the last row of positive weight.
     """
     count = max(_LEAST_ROWS, _MOST_TERMS // num_scores**2)
     if num_scores <= _LEAST_ROWS:
@@ -557,20 +558,20 @@ def _add_scores(factors, values):
 
 
 class RoundPlan(NamedTuple):
-    """What is known of a round before its trees grow, score by score.
+    """Inputs of the trees of a round, score by score.
 
     Attributes:
-      k: 0 .. K - 1.
-      seeds: one for each tree.
-      shape: derivatives that shape the trees.
-      fitted: derivatives that leaves are fitted with.
-      in_bag: rows that the trees learn from; None in programs that know it is all.
+      k: the indices 0 .. K - 1 of the scores.
+      seeds: one random seed for each tree.
+      shape: derivatives for the splits.
+      fitted: derivatives for the leaf values.
+      in_bag: mask of the rows that the trees learn from; None in programs that use all.
       whole: whether no row is left out.
       limits: numbers that shape the trees, "auto" resolved.
-      first: sums over the shards, where rows are sharded; for trees whose leaves are
-        fitted with the derivatives that shape them.
-      sizes, lost: of the state after the round.
-      line: what the tree is grown from where one serves all scores; None otherwise.
+      first: sums over the shards, if rows are sharded and splits and leaf values have
+        the same derivatives; otherwise None.
+      sizes, lost: fields of the state after the round.
+      line: derivatives along one direction, for one tree of all scores; otherwise None.
     """
 
     k: Int32[Array, " K"]
@@ -586,11 +587,11 @@ class RoundPlan(NamedTuple):
     line: Projection | None = None
 
     def trees(self) -> "TreeTask":
-        """Returns what differs from score to score, to be mapped over."""
+        """Returns the inputs of each score's tree, to be mapped over."""
         return TreeTask(self.k, self.seeds, self.shape, self.fitted, self.first)
 
     def structure(self) -> "TreeTask":
-        """Returns what the splits of the tree of all scores are found with."""
+        """Returns the inputs for the splits of the tree of all scores."""
         assert self.line is not None
         one = TreeTask(self.k[:1], self.seeds[:1], *self.line, None)
         return jax.tree.map(lambda array: array[0], one)
@@ -603,7 +604,7 @@ class RoundPlan(NamedTuple):
         Rows of weight 0 have a derivative in their weight, unless rows are sampled.
 
         Args:
-          known: of the derivatives that leaves are fitted with.
+          known: mask of known targets, from the derivatives for the leaf values.
         """
         weights = data.weights
         if self.in_bag is not None:
@@ -613,7 +614,7 @@ class RoundPlan(NamedTuple):
 
 
 class TreeTask(NamedTuple):
-    """What a round knows of one tree; the fields are those of :class:`RoundPlan`."""
+    """Inputs of one tree; the fields are those of :class:`RoundPlan`."""
 
     k: Int32[Array, "*K"]
     seed: UInt32[Array, "*K 2"]
@@ -631,8 +632,8 @@ def start_round(
     """Draws the rows and the seeds of a round, and scales the derivatives.
 
     Args:
-      scaling: from :func:`jboost.boosting.derivatives.choose_scaling`.
-      raw: from :func:`jboost.boosting.derivatives.differentiate`.
+      scaling: the result of :func:`jboost.boosting.derivatives.choose_scaling`.
+      raw: derivatives from :func:`jboost.boosting.derivatives.differentiate`.
     """
     numbers, num_scores = problem.arrays.numbers, state.steps.shape[0]
     seeds = round_seeds(state)

@@ -2,11 +2,11 @@
 """The sums over all shards that a round begins with, made by one collective.
 
 In: derivatives of the rows of a shard, before they are scaled. Out: the mean curvature
-by which they are to be scaled; how scaled derivatives become integers; the greatest
+that scales them; the scales that turn scaled derivatives into integers; the greatest
 terms of the leaves' sums. Each of these would take an exchange or two of its own. Here
-they follow from sums of derivatives that are not scaled yet. In the rare cases where
-those do not determine every bit, exchanges are made as if there were no such sums.
-Where all rows are on one device, there is nothing to save.
+they follow from sums of unscaled derivatives. In the rare cases where those sums do not
+determine every bit, exchanges are made as if there were no such sums. If all rows are
+on one device, there is nothing to save.
 """
 
 from collections.abc import Callable
@@ -51,8 +51,9 @@ class SumGuesses(NamedTuple):
     """The greatest terms of sums, which the next round guesses to be the same.
 
     Attributes:
-      first: of :func:`sum_first`.
-      smoothing: of :func:`jboost.objective.curvature.smoothing_scale`.
+      first: the greatest terms in :func:`sum_first`.
+      smoothing: the greatest terms in
+        :func:`jboost.objective.curvature.smoothing_scale`.
     """
 
     first: list[Float[Array, "*K"]]
@@ -73,14 +74,15 @@ def sum_first(
     raised: bool,
     sizes: SumGuesses | None,
 ) -> tuple[ShardStatistics | None, SumGuesses | None]:
-    """Makes the sums of a round; None where all rows are on one device.
+    """Computes the sums of a round; None if all rows are on one device.
 
     Args:
       raised: whether the curvature will be raised to a least value.
-      sizes: of the round before; see :func:`jboost.numerics.exact.sum_guessed`.
+      sizes: the greatest terms in the round before; they are guesses for
+        :func:`jboost.numerics.exact.sum_guessed`.
 
     Returns:
-      The sums, and the sizes that the next round takes.
+      The sums, and the sizes for the next round.
     """
     if current_shards() is None:
         return None, sizes
@@ -122,14 +124,14 @@ def measure_first(
     in_bag: UInt8[Array, " N"],
     uniform: bool,
 ) -> Quantization | None:
-    """Returns what :func:`jboost.trees.rounding.measure_rows` does; None without sums.
+    """Computes :func:`jboost.trees.rounding.measure_rows` from the first sums, if any.
 
-    Scales are powers of two above sums of quotients. Those sums are known up to
-    rounding from sums that are divided.
+    Scales are powers of two above sums of scaled derivatives. Up to rounding, those
+    sums are the first sums divided by the mean.
 
     Args:
-      first: of one score.
-      mean: what its derivatives have been divided by.
+      first: the first sums of one score.
+      mean: the divisor of its derivatives.
     """
     if first is None:
         return None
@@ -155,10 +157,10 @@ def measure_first(
 def find_leaf_sizes(
     first: ShardStatistics | None,
 ) -> Callable[[Float[Array, "3"]], Float[Array, "3"]] | None:
-    """Returns what finds the greatest terms of the leaves' sums; None without sums.
+    """Returns a function that finds the leaf sums' greatest terms; None without sums.
 
     Args:
-      first: of one score, whose leaves are fitted with these derivatives.
+      first: the first sums of one score, of the derivatives that fit its leaves.
     """
     if first is None:
         return None

@@ -75,8 +75,8 @@ def read_groups(
     """Checks the groups of rows.
 
     Args:
-      weights: of the rows, checked; None for 1.
-      prefix: of the names of arguments in errors.
+      weights: row weights, checked; None: 1.
+      prefix: the prefix of argument names in errors.
 
     Returns:
       The groups, without padding, and the weights that derivatives are multiplied by.
@@ -168,7 +168,7 @@ def check_first_group(
     """Checks the mask of a loss on one group; see :func:`check_loss_mask`.
 
     Args:
-      targets: of all rows, on the host, without padding.
+      targets: the targets of all rows, on the host, without padding.
     """
     size = len(jax.tree.leaves(targets)[0])
     if groups.kind != "ids" or groups.number is None:
@@ -203,7 +203,7 @@ def _name(loss):
 
 
 _STREAM = np.uint32(0x9E3779B9)  # keeps these random numbers apart from those of trees
-_NOISE = 1e-5  # of a sum of magnitudes: what float32 sums of a group cannot tell from 0
+_NOISE = 1e-5  # of a sum of magnitudes: below it, a group's float32 sum is noise
 _FIRST_STEP = 1e-3  # of the search for the initial score
 _PROBES = 10  # 16 times as far each: up to 7e7
 _SWEEPS = 4  # over K > 1 scores
@@ -213,7 +213,7 @@ _STOPPING = Stopping(steps=5, residual=0.1, least_bend=0.25, overshoot=0.0)
 def round_words(
     words: UInt32[Array, "2"], number: Int32[ArrayLike, ""]
 ) -> UInt32[Array, "2"]:
-    """Returns the seed of what a loss of groups draws in a round."""
+    """Returns the seed for the random draws of a loss of groups in a round."""
     return derive(jnp.asarray(words) ^ _STREAM, jnp.asarray(number, jnp.int32))
 
 
@@ -223,7 +223,7 @@ def draw_bag(
     weights: Float[Array, " N"],
     share: Float[Array, ""],
 ) -> Bool[Array, " N"]:
-    """Draws a share of the rows, or of the groups, none of which is divided."""
+    """Draws a share of the rows, or of whole groups if they are given by ids."""
     eligible = weights > 0
     if groups is None or groups.number is None or groups.kind != "ids":
         return sample(seed, eligible, share)
@@ -307,9 +307,9 @@ def solve_group_leaves(
     """Returns the values of all leaves of a tree; see :func:`solve_jointly`.
 
     Args:
-      objective: its weights are 0 for rows outside the bag.
-      leaf: of every row.
-      sums: :class:`jboost.trees.tree.LeafSums` of the tree.
+      objective: the objective, with weight 0 for rows outside the bag.
+      leaf: the leaf of every row.
+      sums: the :class:`jboost.trees.tree.LeafSums` of the tree.
     """
     gradient, curvature = sums.gradient, sums.curvature
     if l1 is not None:

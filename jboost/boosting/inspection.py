@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shows how training sees a loss, and what "auto" chooses for it.
+"""Reports how training treats a loss, and the choices of "auto" for it.
 
 In: a loss and one target. Out: a LossReport: the loss, its derivatives and the
-curvature used, along the score; where they vanish, turn negative or are not finite.
+curvature used, along the score; where these are zero, negative or not finite.
 """
 
 from collections.abc import Callable
@@ -40,14 +40,14 @@ class LossReport:
     """A loss along one score, for one target; ``print`` it to read it.
 
     Attributes:
-      scores: scores at which the loss was evaluated, ascending, [P].
-      value, gradient, hessian: value and derivatives of the loss there.
-      curvature: the positive weight that training would use there.
-      minima: where the gradient turns from negative to positive.
-      minimizer: the row's own minimizer as training found it; NaN for none.
-      hessian_zero, hessian_negative: intervals of scores.
-      not_finite: intervals where value, gradient or Hessian is not finite.
-      choices: what "auto" means for curvature, leaf_solver, l2 and min_child_samples.
+      scores: the evaluated scores, ascending, [P].
+      value, gradient, hessian: value and derivatives of the loss at these scores.
+      curvature: the positive curvature that training would use at these scores.
+      minima: scores at sign changes of the gradient from negative to positive.
+      minimizer: the row's own minimizer as training finds it; NaN: none.
+      hessian_zero, hessian_negative: intervals of scores with such a Hessian.
+      not_finite: intervals of scores with a value, gradient or Hessian not finite.
+      choices: choices of "auto": curvature, leaf_solver, l2 and min_child_samples.
     """
 
     scores: np.ndarray
@@ -103,9 +103,9 @@ def inspect_loss(
     max(1, |minimizer|).
 
     Args:
-      loss: as for :func:`jboost.fit`.
-      target: of one row: a number, or whatever pytree the loss takes.
-      num_scores: K.
+      loss: a loss that :func:`jboost.fit` accepts.
+      target: the target of one row: a number, or the pytree that the loss takes.
+      num_scores: K, the number of scores.
       k: index of the score that varies.
       scores: scores to evaluate instead, ascending.
       reach: distance of the farthest scores.

@@ -119,7 +119,7 @@ def refuse_gaps(loss: Any, constants: tuple[Any, ...], data: Data) -> None:
 
 
 class RowArguments(NamedTuple):
-    """What the public functions take besides codes; see :func:`jboost.init`."""
+    """Row arguments of the public functions besides codes; see :func:`jboost.init`."""
 
     y: Any
     sample_weight: Any = None
@@ -208,9 +208,9 @@ def run_rounds(
     """Runs all rounds.
 
     Args:
-      loss, method: of :class:`jboost.boosting.state.Static`.
-      program: of derivatives that are handed in; None: those of the loss.
-      sampled: whether rounds may leave rows out, where the loss is of groups.
+      loss, method: the fields of :class:`jboost.boosting.state.Static`.
+      program: the caller's program for the derivatives; None: those of the loss.
+      sampled: whether rounds may leave rows out, if the loss is of groups.
       operands: constants, numbers, learning rates, data, initial score, seed.
 
     Returns:
@@ -235,7 +235,7 @@ def run_rounds(
 
 
 def run_sharded_rounds(loss: Any, method: Any, mesh: Any, *operands: Any) -> Any:
-    """Does what :func:`run_rounds` does on the devices of a mesh."""
+    """Runs :func:`run_rounds` on the devices of a mesh."""
     constants, numbers, rates, data, init_score, seed = operands
     num_rows = data.weights.shape[0]
     shards = cut_evenly(mesh, num_rows)
@@ -257,11 +257,11 @@ def run_sharded_rounds(loss: Any, method: Any, mesh: Any, *operands: Any) -> Any
 
 
 def _choose_kept(data):
-    """Returns what reverse mode keeps of a round: no tree is grown or solved twice.
+    """Returns the checkpoint policy of a round: no tree is grown or solved twice.
 
-    Besides the state, it keeps the structure of the trees, the leaves of the rows and
-    all results of custom derivatives that have fewer numbers than rows: sums by leaf,
-    leaf values. Derivatives of rows are evaluated again.
+    Besides the state, reverse mode keeps the structure of the trees, the leaves of the
+    rows and all results of custom derivatives that have fewer numbers than rows: sums
+    by leaf, leaf values. Derivatives of rows are evaluated again.
     """
     of_structure = jax.checkpoint_policies.save_only_these_names(STRUCTURE)
 
@@ -304,12 +304,12 @@ def init(
       loss: ``loss(score, target) -> scalar`` for one row. None, with an ``init_score``
         in numbers, if all derivatives are handed to :func:`jboost.boost_step`; y may
         then be None, too.
-      key: from ``jax.random.key``; seeds all random choices.
+      key: a key from ``jax.random.key``; seeds all random choices.
       sample_weight: weights of the rows, >= 0.
       offset: [N] or [N, K], added to the score.
-      groups: for a loss of a group of rows; from :func:`jboost.make_groups`, "all", or
-        :func:`jboost.random_groups`; see :func:`jboost.fit`. Ids are also taken where
-        nothing is traced.
+      groups: the groups of a loss of a group of rows: the result of
+        :func:`jboost.make_groups`, "all", or :func:`jboost.random_groups`; see
+        :func:`jboost.fit`. Ids are also accepted if nothing is traced.
       num_scores: K; see :func:`jboost.fit`.
       init_score: the initial score: ``"auto"`` for the constant that minimizes the
         weighted loss, ``"median"`` for the median of the rows' own minimizers, or a
@@ -362,7 +362,7 @@ def boost_step(
     :func:`jboost.fit` documents the hyperparameters in detail.
 
     Args:
-      state: from :func:`jboost.init` or the previous step.
+      state: the result of :func:`jboost.init` or of the previous step.
       binned, y, loss, sample_weight, groups: the arguments that :func:`jboost.init` was
         called with.
       gradient: [N] or [N, K]: the derivatives of this round in place of those of the
@@ -371,12 +371,12 @@ def boost_step(
         these numbers; a ``leaf_solver`` that needs values of the loss still takes them
         from ``loss``.
       categories: ``bins.categories``; None if no column is categorical.
-      implementation: as for :func:`jboost.fit`.
+      implementation: "xla", "cpu" or "cuda", or None; see :func:`jboost.fit`.
       {settings}
 
     Returns:
-      The next state, whose ``scores`` are [N] or [N, K], and the round's trees, with
-      a leading axis K.
+      The next state, with ``scores`` [N] or [N, K], and the round's trees, with a
+      leading axis K.
 
     Example:
       >>> import jax, jax.numpy as jnp, jboost as jb

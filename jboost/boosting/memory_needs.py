@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Refuses training that cannot fit into memory, before work starts.
 
-In: sizes of tables, settings. Out: an error, or nothing. Only what is surely needed
-counts (codes, scores and their derivatives, two histograms, the model), which is less
-than what docs/performance.md states, so that nothing is refused that would have worked.
+In: sizes of tables, settings. Out: an error, or nothing. Only arrays that are certainly
+needed count: codes, scores and their derivatives, two histograms, the model. This is
+less than docs/performance.md states: no training that would work is refused.
 """
 
 from typing import Any
@@ -20,11 +20,11 @@ _MOST_CELLS = 2**31
 
 
 def refuse_large_table(x: Any, settings: Settings, num_devices: int = 1) -> None:
-    """Refuses a dense table whose codes and scores cannot fit.
+    """Refuses a dense table if its codes and scores cannot fit.
 
     Args:
-      x: a matrix or a frame. Others, and sparse ones, are not looked at.
-      num_devices: that hold the rows.
+      x: a matrix or a frame; sparse tables and other types are not checked.
+      num_devices: the number of devices that hold the rows.
 
     Raises:
       ValueError: it has 2^31 cells or more.

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sorts settings into static and traced values.
 
-In: checked settings, a traced loss, rows. Out: a Method, whose options and sizes are
+In: checked settings, a traced loss, rows. Out: a Method, the options and sizes that are
 compiled into the program, and Numbers, which are traced: other values of them need no
 compilation.
 """
@@ -99,14 +99,14 @@ def make_method(
     """Sorts settings into static and traced values.
 
     Args:
-      settings: checked; here they are compared with loss and data.
-      codes: of ``num_rows`` rows; only shapes are looked at.
+      settings: checked settings; they are compared with loss and data here.
+      codes: the codes of ``num_rows`` rows; only shapes are used.
       uniform: whether all rows weigh the same, or nothing.
       max_bins: codes of a feature: ``settings.max_bins``, or as many as there are.
-      num_devices: that hold the rows.
+      num_devices: the number of devices that hold the rows.
 
     Raises:
-      TypeError, ValueError: for settings that do not suit the loss or the data.
+      TypeError, ValueError: settings do not suit the loss or the data.
       MemoryError: histograms would not fit into memory.
     """
     refuse_sorting(settings, codes)
@@ -211,7 +211,7 @@ def _check_solver(loss, choices: LossChoices):
 
 
 def _check_devices(loss, choices, num_devices):
-    """Refuses draws on a mesh, whose last bits would differ from those of a device."""
+    """Refuses draws on a mesh: their last bits would differ from one device's."""
     if num_devices == 1 or choices.curvature not in EXPONENTS:
         return
     if loss.sampled:
@@ -224,7 +224,7 @@ def _check_devices(loss, choices, num_devices):
 
 
 def _warn_of_no_steps(loss, method):
-    """Warns of a piecewise linear loss whose Newton steps are all 0."""
+    """Warns if all Newton steps of a piecewise linear loss are 0."""
     if isinstance(loss, GroupLoss):
         return
     flat = loss.straight and method.leaf_curvature in ("exact", "absolute")
@@ -296,7 +296,7 @@ def _check_size(codes, method, num_devices):
 
 
 def _minimum(samples, num_rows) -> Any:
-    """Returns the smaller one as int32, likewise."""
+    """Returns min(samples, num_rows) as int32; ``samples`` may be traced."""
     if isinstance(samples, Tracer):
         return jnp.minimum(samples, num_rows).astype(jnp.int32)
     return np.int32(min(samples, num_rows))

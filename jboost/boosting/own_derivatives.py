@@ -31,10 +31,10 @@ def no_loss(score: Any, target: Any) -> Array:
 
 
 def read_loss(loss: Any, init_score: Any) -> Any:
-    """Returns the loss, or what stands in for None.
+    """Returns the loss; :func:`no_loss` if it is None.
 
     Raises:
-      ValueError: no loss says where to start, and ``init_score`` does not, either.
+      ValueError: the loss is None, and ``init_score`` is not given in numbers.
     """
     if loss is None and isinstance(init_score, str):
         raise ValueError(
@@ -45,7 +45,7 @@ def read_loss(loss: Any, init_score: Any) -> Any:
 
 
 def read_solver(settings: Settings, loss: Any) -> Settings:
-    """Returns the settings of rounds whose derivatives are handed in.
+    """Returns the settings of rounds with derivatives from the caller.
 
     Raises:
       ValueError: ``leaf_solver`` needs a loss, or the loss's own derivatives.
@@ -58,7 +58,7 @@ def read_solver(settings: Settings, loss: Any) -> Settings:
             f"derivatives are given and loss is {'' if loss is None else 'not '}None, "
             f"got {show(solver)}, which needs {needs} of a loss"
         )
-    # The policy of curvature is not looked at where derivatives are given.
+    # The curvature policy is not used if derivatives are given.
     solver = "newton" if solver == "auto" else solver
     return settings.replace(leaf_solver=solver, curvature="auto")
 
@@ -67,8 +67,8 @@ def take_arrays(gradient: Any, settings: Any, scores: Any) -> Any:
     """Takes the curvature out of the settings where a gradient is handed in.
 
     Args:
-      scores: [N] or [N, K], whose shape both must have; the curvature may be one
-        number.
+      scores: [N] or [N, K]. Gradient and curvature must have this shape; the curvature
+        may be one number.
 
     Returns:
       Gradient and curvature as [K, N]; None if there is no gradient.

@@ -31,15 +31,16 @@ from jboost.trees.tree import Tree
 
 
 class Report(NamedTuple):
-    """What one round adds to a chunk, besides trees and state.
+    """Outputs of a round other than trees and state.
 
     Attributes:
-      losses: of the training rows, then of each set.
-      snapshots: the scores of all, where metrics need them.
-      improvement: how much the loss of the rows out of the bag fell; None if all rows
-        are in the bag.
-      sizes: of the losses, a guess for the next round; None on one device.
-      row_losses: of each training row, or of each group of rows.
+      losses: the mean loss of the training rows, then of each validation set.
+      snapshots: the scores of these rows and sets, if metrics need them.
+      improvement: decrease of the mean loss of the rows out of the bag; None if all
+        rows are in the bag.
+      sizes: the greatest terms of the losses' sums, guesses for the next round; None on
+        one device.
+      row_losses: the loss of each training row, or of each group of rows.
     """
 
     losses: Float[Array, " S"]
@@ -67,7 +68,7 @@ def report_round(
       before: the state before the round.
       state: the state after the round, and ``set_steps`` the steps of the sets.
       in_bag: rows that the trees learned from; None: all rows.
-      sizes: from the last report, or those of :func:`no_sizes`.
+      sizes: the sizes of the last report, or of :func:`no_sizes`.
     """
     loss, constants, data = problem.loss, problem.constants, problem.data
     parameters = reported_parameters(loss, state)
@@ -118,9 +119,9 @@ def weigh_losses(
     scores: Float[Array, "K N"],
     words: UInt32[Array, "2"],
 ) -> tuple[Float[Array, " G"], Float[Array, " G"]]:
-    """Returns the loss of each row, or of each group, and what it weighs.
+    """Returns the loss of each row, or of each group, and its weight.
 
-    What a loss of groups draws at random is that of the first round, in all rounds.
+    The random draws of a loss of groups are those of the first round, in all rounds.
 
     Args:
       words: the seed of the run.

@@ -75,7 +75,7 @@ def weigh_rows(
     curvature: Float[Array, " N"],
     mean: Float[Array, ""],
 ) -> tuple[Float[Array, " N"], Float[Array, " N"], UInt8[Array, " N"]]:
-    """Does what :func:`shaping_derivatives` does, in plain XLA: the definition."""
+    """Computes :func:`shaping_derivatives` in plain XLA: the definition."""
     times, factors = split_weights(jnp.where(in_bag, weights, 0.0))
     gradient = weigh(factors, gradient) / mean
     return gradient, weigh(factors, curvature) / mean, times
@@ -149,8 +149,8 @@ def sum_leaves(
     """Returns the tree with the sums that its leaf values are fitted to.
 
     Args:
-      tree: its splits, and ``leaf`` that of every row; the others are those of
-        :func:`fit_leaves`.
+      tree, leaf: the splits, and the leaf of every row; the other arguments are those
+        of :func:`fit_leaves`.
     """
     weights, fitted = now.weights(data, one.fitted.known), one.fitted
     channels = (fitted.gradient, fitted.curvature, jnp.float32(1))
@@ -171,8 +171,8 @@ def fit_leaves(
     """Returns the tree with its leaf values, times the learning rate.
 
     Args:
-      one: of ``now.trees()``.
-      tree: from :func:`sum_leaves`, and ``leaf`` that of every row.
+      one: the inputs of this tree, from ``now.trees()``.
+      tree, leaf: the result of :func:`sum_leaves`, and the leaf of every row.
     """
     method, limits = problem.method, now.limits
     newton, groups, sums = _prepare(problem, state, now, one, tree, leaf)
@@ -216,8 +216,8 @@ def are_steps_kept(
     """Returns whether "guarded" keeps the Newton steps of all leaves.
 
     Args:
-      one: likewise the others, those of :func:`fit_leaves`.
-      row_losses: the loss of each row before the round, if it is known.
+      problem, state, now, one, tree, leaf: the arguments of :func:`fit_leaves`.
+      row_losses: the loss of each row before the round; None: unknown.
     """
     newton, groups, _ = _prepare(problem, state, now, one, tree, leaf)
     objective = bind_objective(problem, state)
@@ -225,7 +225,7 @@ def are_steps_kept(
 
 
 def _prepare(problem, state, now, one, tree, leaf):
-    """Returns what gives the Newton steps, the problems of the leaves, and sums."""
+    """Returns a function for the Newton steps, the leaves' problems, and their sums."""
     method, fitted, limits = problem.method, one.fitted, now.limits
     penalty, l1 = _shrinkage(problem, limits, fitted)
     choices = decide_by_data(
@@ -267,7 +267,7 @@ def _shrinkage(problem, limits, fitted):
 
 
 def _count_resting(method, limits):
-    """Returns how many rows at rest each leaf has: l2, counted in rows."""
+    """Returns the weight of each leaf's pseudo-row at zero: l2, counted in rows."""
     exact = method.order_statistics and method.leaf_solver == "exact"
     return limits.l2 if exact and method.regularization == "relative" else None
 
@@ -281,7 +281,7 @@ def sum_shared_leaves(
     """Returns the tree with the sums that its leaf values are fitted to.
 
     Args:
-      tree: without an axis of trees, and ``leaf`` that of every row.
+      tree, leaf: the splits, without an axis of trees, and the leaf of every row.
     """
     fitted, num_scores = now.fitted, len(now.k)
     tables, others = [fitted.gradient, fitted.curvature], [jnp.float32(1)]
@@ -316,9 +316,9 @@ def fit_shared_leaves(
     """Returns the tree with its leaf values, times the learning rate.
 
     Args:
-      tree: from :func:`sum_shared_leaves`, and ``leaf`` that of every row.
-      pointed: whether the loss looks like |r| to most rows, so that its Hessian says
-        nothing: each score is then fitted by itself, exactly. Traced or concrete.
+      tree, leaf: the result of :func:`sum_shared_leaves`, and the leaf of every row.
+      pointed: whether the loss resembles |r| in most rows and its Hessian is useless:
+        each score is then fitted by itself, exactly. Traced or concrete.
     """
     each, method = _split_scores(problem, now, tree), problem.method
     joint = method.leaf_solver == "joint" and not problem.loss.coupled
@@ -353,7 +353,7 @@ def are_shared_steps_kept(
     tree: Tree,
     leaf: Int32[Array, " N"],
 ) -> Bool[Array, ""]:
-    """Does what :func:`jboost.boosting.round.are_steps_kept` does, for all."""
+    """Computes :func:`are_steps_kept` for a tree of all scores."""
 
     def check(parts):
         one, own = parts
@@ -419,7 +419,7 @@ def _solve_vectors(problem, state, now, tree, leaf):
 
 
 def _multiply_by(triangles, num_scores):
-    """Returns a function that multiplies by matrices, of which these are halves."""
+    """Returns the product with symmetric matrices, given by their upper triangles."""
     matrix = jnp.zeros((num_scores, num_scores, triangles.shape[1]), jnp.float32)
     first, second = np.triu_indices(num_scores)
     matrix = matrix.at[first, second].set(triangles).at[second, first].set(triangles)
@@ -430,7 +430,7 @@ def _multiply_by(triangles, num_scores):
     return multiply
 
 
-STRUCTURE = "structure of trees"  # what reverse mode keeps of a round besides the state
+STRUCTURE = "structure of trees"  # reverse mode keeps it, besides the state
 
 
 def grow_round(
@@ -480,8 +480,8 @@ def fit_trees(
     """Returns the trees of a round with leaf values, times the learning rate.
 
     Args:
-      trees: with the sums of their leaves, and ``leaf`` that of every row.
-      pointed: that of the state, if possible not traced.
+      trees, leaf: the trees with the sums of their leaves, and the leaf of every row.
+      pointed: the flag of the state, if possible not traced.
     """
     if problem.method.share_structure:
         return fit_shared_leaves(
@@ -502,7 +502,7 @@ def add_trees(
     trees: Tree,
     leaf: Int32[Array, "T N"],
 ) -> BoostState:
-    """Returns the state after a round, whose trees put the rows into these leaves."""
+    """Returns the state after a round, from its trees and the leaf of every row."""
     steps = add_values(state.steps, trees.leaf_value, leaf, in_place=True)
     return advance(problem, state, now, steps)
 
@@ -521,7 +521,7 @@ def advance(
 def count_round(
     state: BoostState, now: RoundPlan, steps: Float[Array, "K N"]
 ) -> BoostState:
-    """Does what :func:`advance` does, for a loss whose parameters stay the same."""
+    """Computes :func:`advance` for a loss with constant parameters."""
     return state._replace(
         steps=steps,
         first_mean=now.fitted.first_mean,
@@ -533,7 +533,7 @@ def count_round(
 
 
 def map_scores(function: Callable[[Any], Any], each: Any) -> Any:
-    """Maps a function over the K scores, whose axis comes first in each array.
+    """Maps a function over the K scores, axis 0 of each array.
 
     One by one: mapped side by side, every branch would be taken.
     """

@@ -124,12 +124,12 @@ def take_parts(
 
 
 class RoundInputs(NamedTuple):
-    """What differs from round to round.
+    """Inputs that differ from round to round.
 
     Attributes:
-      state: before the round, and ``set_steps`` the steps of the validation sets.
+      state, set_steps: the state before the round, and steps of the validation sets.
       rate: the learning rate.
-      entry: where the round is stored.
+      entry: the index of the round in the buffers.
     """
 
     state: BoostState
@@ -139,7 +139,7 @@ class RoundInputs(NamedTuple):
 
 
 class GrowOperands(NamedTuple):
-    """What ``grow`` takes in every round: numbers, rows without targets, sets."""
+    """Inputs of ``grow`` in every round: numbers, rows without targets, sets."""
 
     numbers: Numbers
     data: Data
@@ -150,13 +150,13 @@ class RoundTrees(NamedTuple):
     """The trees of a round; their leaves may not have values yet.
 
     Attributes:
-      now: the round, without the derivatives of the rows.
-      trees: splits, and sums of the leaves.
-      leaf: of every row, for each score.
-      state: after the round, without what depends on the loss, and ``set_steps`` the
-        steps of the validation sets; None if leaf values are no Newton steps.
-      words: the trees of all rounds so far, likewise packed.
-      regular: that of :class:`Derived`.
+      now: the plan of the round, without the derivatives of the rows.
+      trees: the trees with splits and sums of the leaves.
+      leaf: the leaf of every row, for each score.
+      state, set_steps: the state after the round, without fields that depend on the
+        loss, and steps of the validation sets; None if leaf values are no Newton steps.
+      words: the packed trees of all rounds so far.
+      regular: whether ``derive`` left nothing out.
     """
 
     now: RoundPlan
@@ -169,14 +169,14 @@ class RoundTrees(NamedTuple):
 
 
 class RoundBuffers(NamedTuple):
-    """What rounds leave behind besides trees, with a leading axis of rounds.
+    """Outputs of rounds other than trees; axis 0 is the round.
 
     Attributes:
-      numbers: of a :class:`Summary`; see :func:`jboost.numerics.packing.pack`.
-      snapshots: scores, where metrics need them.
-      parameters: of an adaptive loss after each round; () for other losses.
-      sizes: those of the last :class:`jboost.boosting.reports.Report`, with no leading
-        axis.
+      numbers: each :class:`Summary`, packed by :func:`jboost.numerics.packing.pack`.
+      snapshots: scores, if metrics need them.
+      parameters: the parameters of an adaptive loss after each round; otherwise ().
+      sizes: the sizes of the last :class:`jboost.boosting.reports.Report`, without an
+        axis of rounds.
     """
 
     numbers: Int32[Array, "R S"]
@@ -189,11 +189,11 @@ class Summary(NamedTuple):
     """The small results of a round.
 
     Attributes:
-      losses: of the training rows, then of each validation set.
-      improvement: out of the bag; None if all rows are in the bag.
-      regular: whether ``derive`` left nothing out, and
-      kept: whether ``finish`` did not. If not, the rounds from here on must be made
-        again by programs that contain everything.
+      losses: the mean loss of the training rows, then of each validation set.
+      improvement: decrease of the loss out of the bag; None if all rows are in the bag.
+      regular: whether ``derive`` left nothing out.
+      kept: whether ``finish`` left nothing out. If either did, the rounds from here on
+        must be made again by programs that contain everything.
     """
 
     losses: Float[Array, " S"]
@@ -223,14 +223,14 @@ def for_growth(method: Method) -> Method:
 
 
 def without_loss(state: BoostState) -> BoostState:
-    """Returns the state without what has another shape for another loss."""
+    """Returns the state without the fields that differ in shape between losses."""
     return state._replace(
         minimizer=None, kinks=None, parameters=(), first_parameters=(), probe=None
     )
 
 
 def with_loss(state: BoostState, before: BoostState) -> BoostState:
-    """Restores what ``grow`` leaves out of a state, from the one before."""
+    """Restores the fields that ``grow`` leaves out, from the state before."""
     return state._replace(
         start=before.start,
         minimizer=before.minimizer, kinks=before.kinks,
@@ -243,9 +243,9 @@ class Derived(NamedTuple):
     """The derivatives of a round.
 
     Attributes:
-      raw: by each curvature policy, from :func:`join_pairs`.
-      regular: whether ``smooth`` was right; None if it was where all are finite.
-      sizes, lost: of the state.
+      raw: the result of :func:`join_pairs`: derivatives by each curvature policy.
+      regular: whether ``smooth`` was right; None: it was if all are finite.
+      sizes, lost: fields of the state.
     """
 
     raw: tuple[RawDerivatives, ...]
@@ -261,7 +261,7 @@ def derive(
     """Computes the derivatives of all rows.
 
     Args:
-      smooth: see :func:`jboost.objective.curvature.derivatives`.
+      smooth: whether gradients at F +- delta are needed; None: the program decides.
 
     Returns:
       The state, if the parameters of an adaptive loss have changed it; and derivatives.
@@ -291,10 +291,10 @@ def grow(
     """Grows the trees of a round, and sums the derivatives in their leaves.
 
     Args:
-      scaling: from :func:`jboost.boosting.derivatives.choose_scaling`.
+      scaling: the result of :func:`jboost.boosting.derivatives.choose_scaling`.
       steps: whether leaf values are Newton steps, so that no loss is needed for them.
-      turn: its state is one :func:`without_loss`.
-      words: where the trees are stored.
+      turn: the inputs of the round, with a state from :func:`without_loss`.
+      words: the buffer for the packed trees.
     """
     (numbers, data, sets), (state, set_steps, rate, entry) = growth, turn
     static: Any = Static(None, method)  # type: ignore[arg-type]
@@ -341,8 +341,8 @@ class FinishOptions(NamedTuple):
       keep: whether metrics need the scores.
       bagged: whether rounds leave rows out.
       solve: whether leaf values are computed here; if not, they are Newton steps.
-      kind: of the kinks of a piecewise linear loss, if it is known.
-      pointed: that of the state, if it decides how leaves are solved.
+      kind: the kind of the kinks of a piecewise linear loss; None: unknown.
+      pointed: the flag of the state, if it decides how leaves are solved; else False.
     """
 
     keep: bool
@@ -353,14 +353,14 @@ class FinishOptions(NamedTuple):
 
 
 class ProgramOptions(NamedTuple):
-    """What the programs of a round contain; see :func:`choose_stages`."""
+    """Options of the programs of a round; see :func:`choose_stages`."""
 
     smooth: bool | None
     finish: FinishOptions
 
 
 class IncludeFallbacks(NamedTuple):
-    """Which programs contain what is rarely needed."""
+    """Flags for the programs that contain rarely needed code."""
 
     derive: bool
     finish: bool
@@ -372,10 +372,10 @@ def choose_stages(
     reports: tuple[bool, bool],
     whole: IncludeFallbacks,
 ) -> ProgramOptions:
-    """Decides from concrete values what the programs of a round must contain.
+    """Decides from concrete values which code the programs of a round contain.
 
     Args:
-      state: before the first round.
+      state: the state before the first round.
       reports: ``keep`` and ``bagged`` of :class:`FinishOptions`.
     """
     method, kinks, loss = problem.method, state.kinks, problem.loss
@@ -413,12 +413,12 @@ def finish(
 
     Args:
       sets: the rows of the validation sets.
-      row_losses: of each training row before the round; None if it is not known.
+      row_losses: the loss of each training row before the round; None: unknown.
 
     Returns:
       The state, the steps of the validation sets and the packed trees, if
-      ``options.solve``, else the parameters of an adaptive loss; what is stored; and
-      ``row_losses`` after the round.
+      ``options.solve``, else the parameters of an adaptive loss; the buffers with this
+      round; and ``row_losses`` after the round.
     """
     state, set_steps, rate, entry = turn
     if not options.bagged:

@@ -73,13 +73,13 @@ _MARK = "{settings}"  # where a docstring lists them
 
 
 class Setting(NamedTuple):
-    """What is declared of a hyperparameter.
+    """Declaration of a hyperparameter.
 
     Attributes:
       default: the same in every public function.
       check: called with name and value; returns the value to use, or raises. None:
         the check needs more than the value, see the comment at the entry.
-      meaning: one line; the docstring of :func:`jboost.fit` says it at length.
+      meaning: one line; the docstring of :func:`jboost.fit` has the details.
       traced: whether it is a number that the compiled program takes. The others are
         static: each value has a program of its own.
     """
@@ -289,7 +289,7 @@ class Settings:
 
 
 def read_settings(given: Mapping[str, Any]) -> Settings:
-    """Checks what can be checked before any data are looked at.
+    """Checks all settings as far as possible without data.
 
     Args:
       given: values by name. Names that are not declared are left out, so that

@@ -48,7 +48,7 @@ def cut_evenly(mesh: Any, num_rows: int) -> Shards:
 
 
 def rows_of(shards: Shards, axis: int = 0) -> P:
-    """Returns the sharding of arrays whose rows are along an axis."""
+    """Returns the sharding of arrays with rows along an axis."""
     return P(*[None] * axis, shards.axes)
 
 
@@ -121,7 +121,7 @@ def pad_shards(shards: Shards, data: Data) -> Data:
 
 
 def refuse_with_mesh(settings: Settings, codes: Any) -> None:
-    """Raises for what is not supported on several devices."""
+    """Raises for codes and settings that are not supported on several devices."""
     if isinstance(codes, SparseCodes | SparseMatrix):
         raise ValueError("x must be dense with a mesh, got a sparse matrix")
     if settings.sorts_rows:

@@ -49,12 +49,12 @@ class Data(NamedTuple):
     """The training rows.
 
     Attributes:
-      codes: of the features, with ``order`` if the method sorts rows.
-      targets: a pytree with the N rows in front.
-      weights: 0 for rows that do not count, which may hold anything.
-      groups: of the rows, where the loss is of groups.
-      prepared: see :class:`jboost.objective.coupled.GroupObjective`.
-      offset: scores before the initial one; None where rounds do not need them.
+      codes: the codes of the features, with ``order`` if the method sorts rows.
+      targets: a pytree of arrays with a leading axis of N rows.
+      weights: row weights. Rows of weight 0 do not count and may hold anything.
+      groups: the groups of the rows, if the loss is of groups.
+      prepared: data of the groups that all rounds share, if there are any.
+      offset: scores before the initial score is added; None if rounds do not need them.
     """
 
     codes: Codes
@@ -77,9 +77,9 @@ class Arrays(NamedTuple):
 
     Attributes:
       constants: the arrays that the loss closes over.
-      numbers: what may be traced of the settings.
+      numbers: the traced part of the settings.
       data: the training rows.
-      given: gradient and curvature of this round, where they are handed in.
+      given: gradient and curvature of this round, if the caller hands them in.
     """
 
     constants: tuple[Any, ...]
@@ -89,7 +89,7 @@ class Arrays(NamedTuple):
 
 
 class Problem(NamedTuple):
-    """What stays the same from round to round."""
+    """Inputs that stay the same from round to round."""
 
     static: Static
     arrays: Arrays
@@ -101,7 +101,7 @@ class Problem(NamedTuple):
 
     @property
     def method(self) -> Method:
-        """What shapes the program."""
+        """Options and sizes that shape the program."""
         return self.static.method
 
     @property
@@ -122,32 +122,32 @@ class BoostState(NamedTuple):
       start: scores of the training rows before the first round, offset included: [N]
         or [N, K] in the states that :func:`jboost.init` and :func:`jboost.boost_step`
         return, [K, N] within a round.
-      steps: sums of what the trees so far add to the scores, in the same shape. They
-        are summed apart from ``start``, beside which float32 might lose them.
-      minimizer: each row's own minimizer of the loss, inf where there is none.
-      kinks: of a piecewise linear loss, else None.
-      coupling: how scores interact, at the start; None for K = 1.
-      init_score: where training started, [] or [K].
-      parameters: of an adaptive loss, estimated from ``scores``; else ().
-      first_parameters: those of the first round, if losses are reported at them;
-        else ().
-      pointed: whether the loss looks like |r| at the start: at three quarters of the
-        rows the second derivative is at most a tenth of the secant weight.
+      steps: sums of the leaf values of all trees so far, in the same shape. They are
+        kept apart from ``start`` because float32 might lose them in a larger sum.
+      minimizer: each row's own minimizer of the loss; inf: none.
+      kinks: the kinks of a piecewise linear loss, else None.
+      coupling: the interaction of the scores at the start; None for K = 1.
+      init_score: the initial score, [] or [K].
+      parameters: parameters of an adaptive loss, estimated from ``scores``; else ().
+      first_parameters: the parameters of the first round, if losses are reported at
+        them; else ().
+      pointed: whether the loss resembles |r| at the start: in 75 % of the rows the
+        second derivative is at most a tenth of the secant weight.
       endless: whether no row has a minimum of its own, for each score.
       weight_unit: min(1, mean of the positive weights), the weight of the rows that
         limits of regularization are counted in.
-      known_shares: share of the rows, by weight, whose target of each score is known;
-        1 where scores share a target.
+      known_shares: share of the rows, by weight, with a known target of each score;
+        1 if scores share a target.
       least_rows: minimum rows of a child where ``min_child_samples`` is "auto".
       first_mean: mean curvature of the first round for each score; 1 before it.
       concentration: N / N_eff of the first round, the number of rows per equally
         informative row; 1 before it.
-      words: seed.
-      round: how many rounds have been made.
-      sizes: guesses that save collectives; None where all rows are on one device.
-      lost: the first round in which rows had a derivative that is not finite, the
-        number of these rows, and the first of them; 0 if there was none.
-      probe: what is known of the curvature of a loss of groups; None for other losses.
+      words: the random seed of the run.
+      round: the number of rounds made.
+      sizes: guesses that save collectives; None if all rows are on one device.
+      lost: the first round with derivatives that are not finite, the number of rows
+        that have them, and the first such row; 0 if there was no such round.
+      probe: curvature estimates for a loss of groups; None for other losses.
     """
 
     start: Float[Array, "..."]
@@ -186,12 +186,12 @@ class BoostState(NamedTuple):
 
 
 class StartPoint(NamedTuple):
-    """Where training starts.
+    """Start of training.
 
     Attributes:
-      init_score: None asks for the argmin.
-      words: seed of everything random.
-      minimizer: each row's own minimizer, where :func:`own_minimizers` has found it.
+      init_score: the initial scores, or a request for the median; None: the argmin.
+      words: the random seed of the run.
+      minimizer: each row's own minimizer, if :func:`own_minimizers` has found it.
     """
 
     init_score: Float[Array, " K"] | MedianStart | None
@@ -318,7 +318,7 @@ def find_weight_unit(weights: Float[Array, " N"]) -> Float[ArrayLike, ""]:
 
 @elementwise
 def _limit_unit(numpy, mean):
-    # Not minimum, whose derivative at 1 would be one half.
+    # Not minimum: its derivative at 1 would be one half.
     return numpy.where(mean < 1, mean, np.float32(1)).astype(np.float32)
 
 
@@ -363,7 +363,7 @@ def prepare_groups(
     data: Data,
     sampled: bool,
 ) -> Data:
-    """Adds what all rounds share, where it is the same in all of them.
+    """Adds the prepared groups to the data if they are the same in all rounds.
 
     Args:
       sampled: whether rounds leave rows out.
@@ -426,13 +426,13 @@ def estimate_parameters(
 @stage
 def _estimate_parameters(loss, constants, scores, targets, weights, *groups):
     rows = scores[0] if scores.shape[0] == 1 else scores.T
-    # Fused with what surrounds it, a sum may be rounded differently, and a continued
-    # run would differ from one without interruption.
+    # Fused with the operations around it, a sum may be rounded differently, and a
+    # continued run would differ from one without interruption.
     inputs = gather_rows((rows, targets, weights, *groups))
     inputs = jax.lax.optimization_barrier(inputs)
     return jax.lax.optimization_barrier(loss.estimate(constants, *inputs))
 
 
 def reported_parameters(loss: TracedLoss | GroupLoss, state: BoostState) -> Any:
-    """Returns the parameters at which losses after a round are reported."""
+    """Returns the loss parameters for the report of a round."""
     return state.first_parameters if loss.reports_first else state.parameters

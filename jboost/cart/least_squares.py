@@ -118,7 +118,7 @@ class _Cuts(NamedTuple):
 
     Attributes:
       factor: 1 / (fraction of weight left * fraction of weight right).
-      allowed: by the rules; does not check that the values on both sides differ.
+      allowed: whether the rules allow the cut, even between equal values.
     """
 
     factor: Float[np.ndarray, "*f n"]

@@ -48,8 +48,8 @@ def fit_tree(
     (Breiman et al. 1984, section 8.3), until the targets of a node are equal or the
     limits allow no split. Splits without gain are kept (the first split of an
     exclusive or has none); pruning removes them at alpha = 0. Thresholds are midpoints
-    of neighboring distinct values, as in :func:`jboost.fit_bins`. Among splits whose
-    gains differ only by rounding, the lowest feature wins, then the lowest threshold.
+    of neighboring distinct values, as in :func:`jboost.fit_bins`. If gains
+    differ only by rounding, the lowest feature wins, then the lowest threshold.
 
     Missing values go to the side with the larger gain, to the right on a tie; a split
     may also separate values from missing values. If a node had no missing values in
@@ -200,8 +200,8 @@ class PruningPath(NamedTuple):
     Attributes:
       alphas: ascending; subtree i is optimal from alphas[i] up to alphas[i + 1]. The
         first is 0: the smallest subtree with the error of the whole tree.
-      num_leaves: of each subtree; decreases to 1.
-      squared_error: of each subtree, the weighted sum over its leaves.
+      num_leaves: the number of leaves of each subtree; decreases to 1.
+      squared_error: the weighted squared error of each subtree, summed over its leaves.
     """
 
     alphas: Float[np.ndarray, " S"]
@@ -227,7 +227,7 @@ def pruning_path(tree: RegressionTree) -> PruningPath:
     scikit-learn's ``ccp_alpha`` is alpha divided by the total weight.
 
     Args:
-      tree: from :func:`jboost.cart.fit_tree`.
+      tree: a tree from :func:`jboost.cart.fit_tree`.
 
     Returns:
       A PruningPath. Law: ``prune(tree, path.alphas[i])`` has ``path.num_leaves[i]``
@@ -267,7 +267,7 @@ def prune(tree: RegressionTree, alpha: float) -> RegressionTree:
     """Returns the smallest subtree that minimizes C_alpha; see :func:`pruning_path`.
 
     Args:
-      tree: from :func:`jboost.cart.fit_tree`.
+      tree: a tree from :func:`jboost.cart.fit_tree`.
       alpha: the cost of a leaf, >= 0; infinity leaves only the root.
 
     Returns:
@@ -317,14 +317,14 @@ class AlphaChoice(NamedTuple):
     """Cross-validated errors of the subtrees, and two recommended alphas.
 
     Attributes:
-      tree: fitted to all rows, not pruned.
+      tree: the tree fitted to all rows, not pruned.
       alphas: one for each of the S subtrees of ``pruning_path(tree)``: the geometric
         mean of the two alphas between which it is optimal; infinity for the root.
-      num_leaves: of each subtree.
+      num_leaves: the number of leaves of each subtree.
       mean_error: weighted mean of the squared errors of held-out rows.
-      standard_error: of that mean.
+      standard_error: the standard error of ``mean_error``.
       best_alpha: the alpha with the smallest mean error; the largest one on a tie.
-      one_se_alpha: the largest alpha whose mean error is at most one standard error
+      one_se_alpha: the largest alpha with a mean error at most one standard error
         above the smallest.
     """
 
@@ -365,12 +365,12 @@ def cross_validate_alpha(
     is s / sqrt(N) for equal weights.
 
     Args:
-      x, y, sample_weight: as for :func:`jboost.cart.fit_tree`.
+      x, y, sample_weight: the training data, as for :func:`jboost.cart.fit_tree`.
       folds: the number of random folds of equal size; or a label for each row. Rows
         with the same label are held out together.
-      seed: of the random folds.
-      max_depth, min_child_samples, min_split_samples, min_child_weight, min_gain: as
-        for :func:`jboost.cart.fit_tree`.
+      seed: the random seed of the folds.
+      max_depth, min_child_samples, min_split_samples, min_child_weight, min_gain:
+        limits of the trees, as for :func:`jboost.cart.fit_tree`.
 
     Returns:
       An AlphaChoice; ``prune(choice.tree, choice.one_se_alpha)`` is the tree to use.
@@ -423,7 +423,7 @@ def cross_validate_alpha(
 
 
 def _collapse_alphas(tree):
-    """Returns the smallest alpha at which each node becomes a leaf; 0 for leaves.
+    """Returns the smallest alpha that turns each node into a leaf; 0 for leaves.
 
     g(t) is the mean gain of the remaining splits at and below t. Splits therefore form
     blocks that collapse together. From the bottom up, each split starts a block and

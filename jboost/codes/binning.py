@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Turns feature values into small integer codes.
 
-In: a matrix of numbers, NaN meaning "missing". Out: thresholds per feature and a
-matrix of codes, on which every later stage works. Code 0 is "missing"; code c >= 1
-says that the value lies above threshold c - 2 and at or below threshold c - 1, or
-stands for a category.
+In: a matrix of numbers, NaN meaning "missing". Out: thresholds per feature, and the
+matrix of codes that every later stage uses. Code 0 is "missing"; code c >= 1 means
+that the value lies above threshold c - 2 and at or below threshold c - 1, or stands
+for a category.
 """
 
 from collections.abc import Sequence
@@ -62,7 +62,7 @@ def fit_bins(
     A feature with at most ``max_bins - 1`` distinct values gets one bin per value
     and thresholds midway between neighbors, so that split search is exact. Any
     other feature is cut at quantiles of capped weight: no distinct value counts
-    for more than one bin, and the bins share what remains equally, so that one
+    for more than one bin, and the bins share the remaining weight equally, so that one
     heavy value (zero, often) does not use up the bins of the others.
 
     A threshold between neighboring values lo < hi is lo/2 + hi/2 if that lies in
@@ -76,17 +76,17 @@ def fit_bins(
       max_bins: the most codes a numeric feature may use, the missing one included;
         None for a bin for every distinct value, however many there are (candidates
         "local" and "exact" of :func:`jboost.boost` choose among them).
-      sample_weight: weights of the rows; rows of weight 0 are not looked at.
+      sample_weight: weights of the rows; rows of weight 0 are ignored.
       absent: how entries that a sparse matrix does not store are read: "missing", as
         NaN, or "zero". None: "missing" if x is sparse, or dense with a missing value
         in a row of positive weight; otherwise the bins refuse sparse matrices that do
         not store every entry.
-      categorical: "auto": the columns that a data frame says are categories (strings,
-        and what is declared so); a sequence: these columns as well, by name or index,
-        which hold integers 0, 1, 2, ..., NaN where missing; None: no column. The
-        categories of a feature get codes from 1 on by falling weight; where there are
-        more than ``16 * max_bins - 1``, or 2^19 for all features together, the
-        lightest share the last one.
+      categorical: "auto": the columns of a data frame that hold strings or declare
+        categories; a sequence: these columns as well, by name or index; they hold
+        integers 0, 1, 2, ..., NaN where missing; None: no column. The categories of a
+        feature get codes from 1 on by falling weight; if there are more than
+        ``16 * max_bins - 1``, or 2^19 for all features together, the lightest share
+        the last one.
       implementation: "xla" (here NumPy, the definition), "cpu" (the compiled kernel),
         or None for the faster one; all give the same thresholds.
 
@@ -125,14 +125,14 @@ def fit_frame(
     feature_names: Sequence[str] | None = None,
     known: Categories | None = None,
 ) -> Bins:
-    """Does what :func:`fit_bins` does, for a table that has been read.
+    """Fits the bins of :func:`fit_bins` to a table that has been read.
 
     Within :func:`jboost.entry.exchanges.use_processes` the rows are those of all
-    processes, in order of rank; a dense table of each.
+    processes, in order of rank; each process passes a dense table.
 
     Args:
-      feature_names: other names than the table's.
-      known: categories that keep their codes; others get the next ones.
+      feature_names: names that replace those of the table.
+      known: categories that keep their codes; other categories get the next codes.
     """
     check_absent(absent)
     matrix, names = frame.matrix, feature_names or frame.names
@@ -243,20 +243,20 @@ def pad_thresholds(
 def apply_bins(
     bins: Bins, x: Any, *, implementation: str | None = None
 ) -> UInt8[Array, "N F"] | UInt16[Array, "N F"] | UInt32[Array, "N F"] | SparseCodes:
-    """Codes of values: 0 if missing, else 1 + #{thresholds < x}; of categories theirs.
+    """Returns codes: 0 if missing, else 1 + #{thresholds < x}, or that of the category.
 
-    Traceable: may be called under ``jax.jit`` and ``jax.vmap``, but for sparse ``x``.
+    Traceable: may be called under ``jax.jit`` and ``jax.vmap``, except with sparse x.
 
     Args:
-      bins: from :func:`fit_bins`.
+      bins: bins from :func:`fit_bins`.
       x: numbers [N, F], with as many columns as ``bins``; or a sparse matrix, as for
         :func:`fit_bins`.
       implementation: "xla", "cpu" (the compiled kernel), or None for the best where
         the program runs; all give the same codes.
 
     Returns:
-      uint8 codes for up to 256 bins, uint16 for up to 65536, else uint32. Of a
-      sparse matrix the codes of its stored entries, which :func:`jboost.boost` takes
+      uint8 codes for up to 256 bins, uint16 for up to 65536, else uint32. For a
+      sparse matrix, the codes of its stored entries; :func:`jboost.boost` takes these
       as well (up to 65536 bins).
 
     Raises:
@@ -306,12 +306,12 @@ def bin_columns(
     matrix: Float[np.ndarray, "N F"] | Float[Array, "N F"],
     num_rows: int | None = None,
 ) -> DenseCodes:
-    """Codes of a float32 matrix, in one pass over it; rows beyond N repeat row 0.
+    """Returns codes of a float32 matrix, read in one pass; rows beyond N repeat row 0.
 
     Args:
-      bins: from :func:`fit_bins`, with F features.
-      matrix: from :func:`jboost.tables.frames.read_frame`; it is not copied.
-      num_rows: M >= N; N if not given.
+      bins: bins from :func:`fit_bins`, with F features.
+      matrix: the table from :func:`jboost.tables.frames.read_frame`; it is not copied.
+      num_rows: the number of rows of the codes, at least N; default: N.
     """
     total = int(matrix.shape[0] if num_rows is None else num_rows)
     if bins.categories is not None:
@@ -337,13 +337,14 @@ def bin_entries(
     num_rows: int | None = None,
     num_entries: int | None = None,
 ) -> SparseCodes:
-    """Codes of the stored entries; no more rows are stored, and no more entries count.
+    """Returns codes of the stored entries; entries beyond E are padding.
 
     Args:
-      bins: from :func:`fit_bins`, with F features.
-      matrix: by column, from :func:`jboost.tables.frames.read_frame`.
-      num_rows: at least N; N if not given.
-      num_entries: at least E; E if not given (but at least 1).
+      bins: bins from :func:`fit_bins`, with F features.
+      matrix: entries by column, from :func:`jboost.tables.frames.read_frame`.
+      num_rows: the number of rows of the codes, at least N (rows beyond N have no
+        stored entries); default: N.
+      num_entries: the size of the arrays of entries, at least E; default: max(E, 1).
     """
     if isinstance(bins.thresholds, Tracer):
         raise TypeError(

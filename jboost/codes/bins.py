@@ -2,8 +2,8 @@
 """Bins: the thresholds that turn values into codes.
 
 In: thresholds by feature. Out: a container that training, prediction and files share.
-This module does not import what fits or applies bins, so that prediction does not
-depend on it.
+This module imports neither the code that fits bins nor the code that applies them, so
+that prediction does not depend on it.
 """
 
 from dataclasses import dataclass, field
@@ -28,9 +28,9 @@ class Bins:
       thresholds: ascending along a row and padded with +inf; the last column is
         always +inf, so that every value has a code.
       absent: how entries that a sparse matrix does not store are read: "missing" or
-        "zero"; None where the bins were fitted to dense rows and not told.
-      categories: the categorical features, whose thresholds lie between the codes of
-        their categories; None where there are none.
+        "zero"; None if the bins were fitted to dense rows without this choice.
+      categories: the categorical features, or None if there are none. Their thresholds
+        lie between the codes of their categories.
     """
 
     thresholds: Float[Array, "F B-1"] | Float[np.ndarray, "F B-1"]
@@ -58,6 +58,6 @@ class Bins:
 
     @property
     def schema(self) -> Schema:
-        """Returns what tables to bin must look like, apart from names."""
+        """Returns the schema that tables to bin must match; it holds no names."""
         values = column_values(self.categories, self.num_features)
         return Schema(None, values, compared=False)

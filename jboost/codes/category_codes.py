@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Gives categories codes.
 
-In: a matrix, and which of its columns hold categories. Out: Categories, in which the
-heaviest category of a feature has code 1, the next one code 2, and so on.
+In: a matrix, and the indices of its categorical columns. Out: Categories; the heaviest
+category of a feature has code 1, the next one code 2, and so on.
 """
 
 from collections.abc import Sequence
@@ -30,9 +30,9 @@ def find_categorical_features(
     Args:
       categorical: names or indices, "auto" or None.
       num_features: F.
-      feature_names: of the columns, where they are known.
-      values: of each column the categories, where the table says so: such columns are
-        categorical, whatever else is.
+      feature_names: the names of the columns, if they are known.
+      values: the categories that the table holds for each column, or None; a column
+        with categories is categorical, whatever ``categorical`` is.
     """
     found = {index for index, known in enumerate(values or ()) if known is not None}
     if categorical is None or (isinstance(categorical, str) and categorical == "auto"):
@@ -63,19 +63,19 @@ def fit_categories(
 ) -> Categories:
     """Gives the categories of each feature codes, the heaviest first.
 
-    Where there are more than ``max_codes``, the lightest share the last code. Equal
-    weights: the smaller value first. Rows of weight 0 are not looked at.
+    If there are more than ``max_codes``, the lightest share the last code. Among equal
+    weights, the smaller value comes first. Rows of weight 0 are ignored.
 
     Args:
       matrix: the categorical columns, checked by
         :func:`jboost.tables.categories.check_values`.
-      features: of the categorical features, ascending.
-      weight: of the rows.
-      max_codes: the most codes of a feature.
-      values: see :class:`Categories`.
-      known: the categories of a model from which training continues; they keep their
-        codes, and new ones get the next.
-      feature_names: names of the columns of x, for errors.
+      features: the indices of the categorical features, ascending.
+      weight: the weights of the rows; None: 1.
+      max_codes: the maximum number of codes of a feature.
+      values: the categories that the numbers represent, as in :class:`Categories`.
+      known: the categories of a model that is trained further; they keep their codes,
+        and new categories get the next codes.
+      feature_names: the names of the columns of x, for errors.
 
     Raises:
       ValueError: values are too large, or new ones have no name or no code is left.

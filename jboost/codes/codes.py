@@ -2,8 +2,8 @@
 """The codes that trees are grown from, dense or sparse, behind one interface.
 
 Both classes have ``num_rows``, ``num_features``, ``shape`` (N, F), ``row_codes``,
-``histogram``, ``child_histogram``, ``pack`` and ``operands``. What follows this stage
-calls these and does not ask which of the two it has.
+``histogram``, ``child_histogram``, ``pack`` and ``operands``. Later stages call these
+without distinguishing the two classes.
 """
 
 from dataclasses import dataclass, field, replace
@@ -97,9 +97,9 @@ class DenseCodes:
         num_nodes: int,
         num_bins: int,
     ) -> Int32[Array, "M F B C"]:
-        """Does what ``histogram`` does where at most N // 2 rows have a node.
+        """Computes ``histogram`` if at most N // 2 rows have a node.
 
-        This is so for the smaller children of a level. Their rows are gathered
+        The smaller children of a level meet this condition. Their rows are gathered
         first, which halves the work.
         """
         size = max(1, self.num_rows // 2)

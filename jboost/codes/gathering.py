@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Thresholds and categories from rows that are divided among processes.
 
-In: the rows of this process. Out: what the rows of all processes, in order of rank,
-give on one process, bit for bit. One column of all rows is in memory at a time, or all
+In: the rows of this process. Out: the same bits as on one process that holds the rows
+of all processes in order of rank. One column of all rows is in memory at a time, or all
 categorical ones. With one process, nothing is exchanged.
 """
 
@@ -41,13 +41,13 @@ def check_columns(num_features: int, names: Any) -> None:
 def unite_frames(frame: Frame, names: Any, schema: Schema | None = None) -> Frame:
     """Returns the rows of this process with the categories of all processes.
 
-    Their values are numbered as those of one table with all the rows are: first those
-    that occur, sorted, then the other levels that dtypes declare.
+    The categories are numbered as in one table with all rows: first those that occur,
+    sorted, then the other levels that dtypes declare.
 
     Args:
-      frame: a table in which the values of this process are numbered.
-      names: of the columns.
-      schema: the columns of a model from which training continues, whose categories
+      frame: the table of this process, with categories numbered for it alone.
+      names: the names of the columns, or None.
+      schema: the columns of a model that is trained further, or None. Its categories
         keep their numbers.
 
     Raises:
@@ -83,7 +83,7 @@ def unite_frames(frame: Frame, names: Any, schema: Schema | None = None) -> Fram
 
 
 def _describe_column(frame, feature):
-    """Returns what a column holds: its kind, the values that occur, and others."""
+    """Returns the kind of a column, the values that occur, and its other values."""
     known = None if frame.categories is None else frame.categories[feature]
     if known is None:
         missing = np.isnan(frame.matrix[:, feature]).all()
@@ -156,8 +156,8 @@ def join_shares(own: list[Float[np.ndarray, " _"]]) -> list[Float[np.ndarray, " 
     """Returns the thresholds of every feature.
 
     Args:
-      own: those of the features number r, r + P, r + 2 P, ..., where r is the number of
-        this process and P that of processes.
+      own: the thresholds of the features r, r + P, r + 2 P, ...; r is the number of
+        this process, and P the number of processes.
     """
     if num_processes() == 1:
         return own

@@ -74,8 +74,8 @@ def check_codes(binned: Any, max_bins: int | None) -> Any:
     """Checks codes by row or prepared codes; returns arrays as JAX arrays.
 
     Args:
-      max_bins: the number of codes; None where rows are sorted, whose codes may have
-        any number.
+      max_bins: the number of codes; None for codes that are to be sorted, which may
+        have any number.
 
     Raises:
       ValueError: binned holds no codes, or codes that are not below ``max_bins``.
@@ -102,7 +102,7 @@ def check_codes(binned: Any, max_bins: int | None) -> Any:
 
 
 def _check_prepared(codes, max_bins):
-    """Checks codes from :func:`prepare_codes`, which knows their number."""
+    """Checks codes from :func:`prepare_codes`, which store their number of bins."""
     _check_width(codes.columns.dtype, max_bins)
     if max_bins is None:
         return codes
@@ -145,11 +145,11 @@ def _find_highest(codes):
 
 
 def arrange_codes(binned: Any, max_bins: int | None) -> Codes:
-    """Adds what a DenseCodes lacks for this number of bins, or for sorted rows.
+    """Returns codes packed for this number of bins, or with sorted rows.
 
     Args:
-      binned: from :func:`check_codes`.
-      max_bins: None where rows are sorted.
+      binned: codes from :func:`check_codes`.
+      max_bins: the number of codes; None: the rows are sorted by each feature.
     """
     if isinstance(binned, SparseCodes):
         return binned

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a column of values is cut into bins: the definition.
+"""Cuts a column of values into bins: the definition.
 
 In: a column, weights of its rows, a number of bins. Out: neighboring distinct values
 with a threshold between them, and the threshold. All in float64 on the host; see
@@ -75,8 +75,8 @@ def cut_positions(
 
     Solves sum_i min(mass_i, cap) = cap * num_value_bins for the cap: each value
     heavier than the cap fills one bin, and the lighter ones share the rest. A value
-    belongs to the bin in which the middle of its capped mass lies. A quantile
-    summary adds the ``spread`` about a value, of unknown values and never capped.
+    belongs to the bin that holds the middle of its capped mass. A quantile summary
+    adds the ``spread`` about a value, of unknown values and never capped.
     """
     with np.errstate(all="ignore"):  # weights may overflow, or differ by too much
         heaviest = np.sort(mass)[::-1][: num_value_bins - 1]
@@ -84,7 +84,7 @@ def cut_positions(
         cap = find_cap(heaviest, rest, num_value_bins)
         capped = np.minimum(mass, cap) + spread
         middle = np.cumsum(capped) - capped / 2
-        # fmax, fmin: what is not a number counts as 0.
+        # fmax, fmin: NaN counts as 0.
         share = np.fmin(np.fmax(middle / cap, 0), num_value_bins - 1)
     code = share.astype(np.int64)
     return np.flatnonzero(code[1:] != code[:-1])

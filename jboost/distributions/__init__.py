@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Distributions whose parameters are functions of a score, without dependencies.
+"""Distributions with parameters computed from a score, without dependencies.
 
 ``normal(score)`` and its like map the score of one row to a distribution: pass them to
 :func:`jboost.losses.likelihood` to train, and to :func:`jboost.predict` as

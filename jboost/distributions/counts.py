@@ -33,8 +33,8 @@ from jboost.distributions.special import (
     trigamma_excess,
 )
 
-_RARE = 1e-3  # (r + count) / (r + mean), below which log1p would be near -inf
-_MANY = 128.0  # counts, from which terms of the log probability would cancel
+_RARE = 1e-3  # below this (r + count) / (r + mean), log1p would be near -inf
+_MANY = 128.0  # above this count, terms of the log probability would cancel
 _FEW = 3.0  # a concentration
 _NODES, _FIRST = 16, 0.03  # of a sum over a logarithmic grid
 
@@ -44,8 +44,8 @@ _NODES, _FIRST = 16, 0.03  # of a sum over a logarithmic grid
 class NegativeBinomial(Distribution):
     """The negative binomial distribution by ``mean`` and ``concentration`` r.
 
-    A Poisson distribution whose rate has a gamma distribution of shape r; the variance
-    is mean + mean^2 / r.
+    A Poisson distribution with a gamma distributed rate of shape r; the variance is
+    mean + mean^2 / r.
     """
 
     mean: Array
@@ -58,7 +58,7 @@ class NegativeBinomial(Distribution):
         return self.mean + jnp.square(self.mean) / self.concentration
 
     def log_prob(self, value: Any) -> Array:
-        """Returns the log probability; -inf for what is no count."""
+        """Returns the log probability; -inf for values that are not counts."""
         value, r = like(self.mean, value), self.concentration
         inside = _are_counts(value)
         value = jnp.where(inside, value, 0)
@@ -169,7 +169,7 @@ class ZeroInflatedPoisson(Distribution):
         return self.mean * (1 + self.gate * self.rate)
 
     def log_prob(self, value: Any) -> Array:
-        """Returns the log probability; -inf for what is no count."""
+        """Returns the log probability; -inf for values that are not counts."""
         value, rate = like(self.rate, value), self.rate
         inside = _are_counts(value)
         value = jnp.where(inside, value, 0)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Quantiles by bisection, bounds on scores, and shapes, for all distributions.
 
-In: a distribution whose fields are arrays of one shape. Out: quantiles, and arrays of
+In: a distribution; its fields are arrays of one shape. Out: quantiles, and arrays of
 the right dtype.
 """
 
@@ -53,13 +53,13 @@ class Distribution:
         raise NotImplementedError
 
     def icdf(self, q: Any) -> Array:
-        """Returns the q-quantile: the smallest number whose cdf is at least q.
+        """Returns the q-quantile: the smallest number with a cdf of at least q.
 
         Found by bisection of the ordered bit patterns of float32, unless it has a
         closed form; then it has no derivative.
 
         Args:
-          q: in (0, 1), of a shape that broadcasts with the parameters.
+          q: probabilities in (0, 1); their shape broadcasts with the parameters.
         """
         q = jnp.asarray(q, jnp.float32)
         q = jnp.broadcast_to(q, jnp.broadcast_shapes(q.shape, self.shape))

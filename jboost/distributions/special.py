@@ -24,9 +24,9 @@ _SHIFT = 6  # terms of the recurrence, after which the series is exact in float3
 
 @jax.custom_jvp
 def divide(value: Float[Array, "*n"], scale: Float[Array, "*n"]) -> Float[Array, "*n"]:
-    """Returns value / scale, whose second derivative is finite for small scales, too.
+    """Returns value / scale, with a second derivative that is finite for small scales.
 
-    JAX computes scale^-3 for it, which need not be float32 where scale is.
+    JAX would compute scale^-3 for it, which can overflow in float32.
     """
     return value / scale
 
@@ -158,7 +158,7 @@ _NODES, _WEIGHTS = (
 _NODES = _NODES + np.float32(0.5)
 _DEPTH = 17.0  # ratios of densities below exp(-_DEPTH) are left out
 _STEPS = 4  # of Newton's method, for the distance where the ratio is as small
-_NEAR = 0.25  # distances at which differences would cancel
+_NEAR = 0.25  # below this distance, differences would cancel
 _TINY = 1e-37
 
 Tails = tuple[Float[Array, "*n"], Float[Array, "*n"]]
@@ -180,8 +180,8 @@ def gamma_tails(a, value, mean, away) -> Tails:
     # log of x^a exp(-x) / Gamma(a), the density of log x.
     density = a * log_ratio_excess(value, mean, away) - log_gamma_excess(a)
     below = excess < 1
-    # P(a, x) is its first term, density / a, and P(a + 1, x), whose density is x / a
-    # times that of a: the tail of a shape above 1 is no wider than about 20.
+    # P(a, x) is its first term, density / a, plus P(a + 1, x). The density for a + 1 is
+    # x / a times that for a: the tail of a shape above 1 is no wider than about 20.
     slope, sign = jnp.where(below, 1 - excess, excess), jnp.where(below, -1.0, 1.0)
 
     def fall(distance):
@@ -236,8 +236,8 @@ def beta_tails(a, b, x, rest, excess) -> Tails:
         ratio = -jnp.expm1(-distance) / (rest + x * jnp.exp(-distance))
         return (size + 1) * spread * ratio
 
-    # As for gamma: a first term, and the tail of a + 1, whose density is (a + b) x / a
-    # times that of a.
+    # As for gamma: a first term, plus the tail for a + 1. The density for a + 1 is
+    # (a + b) x / a times that for a.
     inner = _integrate(rest - excess, (size + 1) * spread, fall, rise)
     tail = (1 + size * x * inner) / a * jnp.exp(density)
     return _sides(below, tail)

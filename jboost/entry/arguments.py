@@ -62,8 +62,8 @@ _NAMES: dict[str, str] = {
     "stratify": "stratified",
 }
 _PEERS = {peer: own for own, peers in _NAMES.items() for peer in peers.split()}
-# Arguments whose values need a conversion, too. The gains of XGBoost and LightGBM lack
-# the factor 1/2 of Chen and Guestrin 2016, eq. 7, which jboost keeps.
+# Arguments with values that must be converted, too. The gains of XGBoost and LightGBM
+# lack the factor 1/2 of Chen and Guestrin 2016, eq. 7, which jboost keeps.
 _NOTES = {
     "gamma": "min_gain=gamma / 2", "min_split_loss": "min_gain=min_split_loss / 2",
     "min_gain_to_split": "min_gain=min_gain_to_split / 2",
@@ -80,7 +80,7 @@ _NOTES = {
     "missing": "absent for entries that a sparse matrix does not store; NaN is always "
     "missing",
 }  # fmt: skip
-# Arguments that jboost does not have, and what it uses instead.
+# {an argument that jboost does not have: its replacement, for the error message}.
 _ABSENT = {
     "nthread": "the cores that the process may use",
     "n_jobs": "the cores that the process may use",
@@ -202,7 +202,7 @@ def hint_argument(name: str, known: list[str], owner: type | None = None) -> str
     Args:
       name: the unknown argument.
       known: the arguments of the function.
-      owner: for a method, its class, whose constructor may have the argument.
+      owner: the class of a method; its constructor may have the argument.
     """
     if name in _ABSENT and name not in known:
         return f"; jboost has no such argument and uses {_ABSENT[name]}"
@@ -270,7 +270,7 @@ def hint_metric(name: str, known: Iterable[str], truncated: Iterable[str]) -> st
     Args:
       name: a misspelled metric, or one of another library, such as "map@5".
       known: the names of the metrics.
-      truncated: those of which "name@5" looks at the first 5 ranks.
+      truncated: the metrics that accept a number of ranks, as in "name@5".
     """
     base, _, at = name.lower().partition("@")
     found = {own: own for own in known} | _PEER_METRICS

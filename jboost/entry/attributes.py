@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Recognizes names of other libraries: of functions and attributes.
 
-In: a name that a module, a model or a result of training does not have. Out: the end of
-an error message, with what jboost has instead.
+In: a name that a module, a model or a result of training does not have. Out: an
+AttributeError that names the replacement in jboost.
 """
 
 import difflib
 
-# {what to write in jboost: its names elsewhere, or in another place of jboost}.
+# {the code to write in jboost: its names elsewhere, or in another place of jboost}.
 _NAMES: dict[str, str] = {
     "jb.fit(x, y)": "train fit partial_fit update boost_round",
     "jb.cross_validate(x, y)": "cv cross_val_score",
@@ -60,8 +60,8 @@ def make_attribute_error(owner: str, name: str, known: str = "") -> AttributeErr
     """Returns the error for an unknown attribute.
 
     Args:
-      owner: how the message names what has no such attribute.
-      known: what is said where no other library has the name.
+      owner: the object without the attribute, as the message names it.
+      known: the end of the message if no other library has the name.
     """
     hint = known
     if not name.startswith("_"):  # Python and other libraries ask for many of these

@@ -31,7 +31,7 @@ def as_array(values: Any, expected: str) -> np.ndarray:
     """
     try:
         array = np.asarray(values)
-    except Exception as error:  # what __array__ of any class may raise
+    except Exception as error:  # __array__ of any class may raise anything
         text = f"{type(error).__name__}: {error}"
         raise TypeError(f"{expected}, but conversion raised {text}") from error
     if array.dtype.isnative:
@@ -60,7 +60,7 @@ def refuse_mask(values: Any, name: str) -> Any:
 
 
 def fill_mask(x: Any) -> Any:
-    """Returns a table whose masked cells are missing: NaN, or None for strings."""
+    """Replaces masked cells of a table by missing values: NaN, or None for strings."""
     if not is_masked_array(x):
         return x
     x = np.ma.asarray(x)
@@ -80,7 +80,7 @@ def fill_mask(x: Any) -> Any:
 
 
 Words = tuple[str, ...]
-# Errors of JAX about traced values, and what to write instead.
+# {an error of JAX about traced values: the code to write instead}.
 _INSTEAD = {
     jax.errors.TracerBoolConversionError: "jnp.where instead of if, and, or, not; "
     "jnp.minimum and jnp.maximum instead of min and max",
@@ -177,7 +177,7 @@ def check_callable(name: str, value: Any, signature: str) -> Callable[..., Any]:
 
 
 def explain_failure(error: Exception) -> str:
-    """Returns why tracing a function failed, and what to write if JAX cannot trace."""
+    """Returns the code to write instead if JAX cannot trace, or else the error."""
     wanted = [text for kind, text in _INSTEAD.items() if isinstance(error, kind)]
     return f"write {wanted[0]}" if wanted else f"{type(error).__name__}: {error}"
 

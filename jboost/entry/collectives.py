@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every exchange between devices.
 
-In: values of one shard of the rows. Out: what they are over all shards. A shard is the
-rows on one device of a mesh. The functions on arrays are the identity where rows are
-not sharded, so that one program text serves both cases.
+In: values of one shard of the rows. Out: their sum, extremes or concatenation over all
+shards. A shard is the rows on one device of a mesh. The functions on arrays are the
+identity if rows are not sharded, so that one program text serves both cases.
 
 The shards in force are held in a context, like the implementation of the kernels
 (:mod:`jboost.entry.context`): a program traced within :func:`use_shards` sums

@@ -68,9 +68,9 @@ def map_shards(function: Any, x: Any, *others: Any) -> Any:
 def vary(value: Array, *others: ArrayLike) -> Array:
     """Makes a value depend on others, as far as JAX can see.
 
-    ``jax.shard_map`` must be told what differs between devices: the results of calls
-    that it cannot look into, and the start of a loop whose steps differ. The compiler
-    sees that nothing depends on the choice, and leaves it out.
+    ``jax.shard_map`` cannot infer that some values differ between devices: the results
+    of opaque calls, and the start of a loop with steps that differ. The compiler finds
+    that the result does not depend on the choice, and removes it.
     """
     if not jax.sharding.get_abstract_mesh().manual_axes:
         return value

@@ -73,7 +73,7 @@ def on_host(
     """Decorates a public function that needs concrete values.
 
     Args:
-      instead: what to do instead under jit, vmap and grad; ends the error message.
+      instead: the advice for calls under jit, vmap and grad; ends the error message.
       runs_jax: False if the function does not use JAX and so works in a forked process.
     """
 
@@ -135,9 +135,9 @@ def _recover_caches(interrupt):
     """Clears JAX's caches if an interrupt hit the code that fills them.
 
     It can leave an entry marked as being computed, so that the same call raises a
-    RecursionError forever. What is needed again is compiled again.
+    RecursionError forever. Programs that are needed again are compiled again.
     """
-    if is_tracing():  # by a caller, whose program it is
+    if is_tracing():  # the program belongs to a caller
         return
     error: BaseException | None = interrupt
     while error is not None:

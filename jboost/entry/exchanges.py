@@ -43,8 +43,9 @@ def use_processes(together: bool) -> Iterator[None]:
     """Sets within a ``with`` block whether all processes train one model together.
 
     Raises:
-      Exception: what the block raised here; elsewhere the same kind if that is known,
-        otherwise a RuntimeError, with the number of the first process that failed.
+      Exception: the error of the block on the process that failed; the others raise an
+        error of the same class if they know it, otherwise a RuntimeError, with the
+        number of the first process that failed.
     """
     run = _Run() if together and jax.process_count() > 1 else None
     token = _together.set(run)
@@ -230,12 +231,13 @@ def gather_texts(text: str) -> list[str]:
 
 @contextmanager
 def agree(*kinds: type[Exception]) -> Iterator[None]:
-    """Raises an error of a ``with`` block, which exchanges nothing, on all processes.
+    """Raises an error of a ``with`` block on all processes.
 
-    It names the process in which the block failed, the first of them.
+    The block must not exchange anything. The message of the error names the first
+    process that failed.
 
     Args:
-      kinds: of errors, besides those of Python, that others raise as such.
+      kinds: classes of errors, besides Python's own, that all processes raise as such.
     """
     if num_processes() == 1:
         yield
@@ -255,7 +257,7 @@ def agree(*kinds: type[Exception]) -> Iterator[None]:
 def run_on_first(function: Callable[[], bytes | None]) -> bytes | None:
     """Runs a function on process 0 only; all processes return its result.
 
-    What it raises is raised on all.
+    An error that the function raises is raised on all processes.
     """
     if num_processes() == 1:
         return function()

@@ -2,7 +2,7 @@
 """Checks arguments that name features or list them.
 
 In: an argument as a user passes it. Out: indices, signs, a mask or names, or an error
-whose message names the argument, the expectation and the value.
+that names the argument, the expectation and the value.
 """
 
 import difflib

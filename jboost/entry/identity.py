@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Remembers what was computed from an object for as long as the object lives."""
+"""Caches values computed from an object for as long as the object lives."""
 
 import weakref
 from collections.abc import Callable, Hashable
@@ -21,7 +21,7 @@ class IdentityCache:
         self._entries: dict[int, tuple[weakref.ref[Any], dict[Hashable, Any]]] = {}
 
     def recall(self, owner: Any, key: Hashable, make: Callable[[], Any]) -> Any:
-        """Returns what ``make`` made for this owner and key; makes it if need be."""
+        """Returns the value cached for this owner and key, or calls ``make`` for it."""
         if isinstance(owner, np.ndarray):
             return make()
         number = id(owner)

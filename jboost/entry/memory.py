@@ -16,16 +16,16 @@ _GROUPS = Path("/sys/fs/cgroup")
 
 
 def require_memory(needed: float, work: str, advice: str, reserved: float = 0) -> None:
-    """Raises an error if the memory cannot hold what is about to be made.
+    """Raises an error if the memory cannot hold the arrays of a computation.
 
     Args:
-      needed: bytes that are surely used, so that nothing is refused that would fit.
-      work: what needs them, with its sizes.
-      advice: which argument to change.
+      needed: a lower bound of the bytes used, so that no feasible work is refused.
+      work: the computation and its sizes, for the error message.
+      advice: the arguments to change, for the error message.
       reserved: bytes that are allocated, whether they are used or not.
 
     Raises:
-      MemoryError: it cannot.
+      MemoryError: the memory is too small.
     """
     if max(needed, reserved) < _LITTLE:
         return
@@ -75,7 +75,7 @@ def _count_pages():
 
 
 def _find_own_limits() -> Iterator[float]:
-    """Yields what the limits of the process (``ulimit -v``, ``-d``) leave."""
+    """Yields the bytes that the process's limits (``ulimit -v``, ``-d``) leave."""
     try:
         import resource
     except ImportError:  # Windows
@@ -91,7 +91,7 @@ def _find_own_limits() -> Iterator[float]:
 
 
 def _find_group_limits() -> Iterator[float]:
-    """Yields what the control groups of the process leave, without swap.
+    """Yields the bytes that the control groups of the process leave, without swap.
 
     A group counts the pages of files that it has read, which can be given up.
     """

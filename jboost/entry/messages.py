@@ -92,7 +92,7 @@ def _show(value) -> str:
 
 
 class _Shortened(reprlib.Repr):
-    """Shortens what it formats, at any depth: texts, containers, arrays and tables."""
+    """Formats values in short form, at any depth: texts, containers, arrays, tables."""
 
     def __init__(self):
         super().__init__()

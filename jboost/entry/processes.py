@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What must be known of this process before JAX starts: forks, threads, the version.
+"""Handles forks, thread limits and the package version before JAX starts.
 
 ``import jboost`` runs this module and nothing else; it does not import JAX.
 """
@@ -29,7 +29,7 @@ def _note_fork() -> None:
 if hasattr(os, "register_at_fork"):  # not on Windows, which cannot fork
     os.register_at_fork(after_in_child=_note_fork)
 if os.path.isdir(tasks := "/proc/self/task") and len(os.listdir(tasks)) == 1:
-    _note_fork()  # earlier: JAX runs on threads, of which a fork copies none
+    _note_fork()  # earlier: JAX runs on threads, and a fork copies none of them
 
 
 def limit_threads() -> None:

@@ -30,9 +30,10 @@ class CompileOptions(NamedTuple):
     order. ``QUICK`` takes a sixth of the time, and is for programs without a loss: it
     does not contract a * b + c into one rounding, as the others do.
 
-    ``GROUPS`` and, for few rows, ``SMALL_GROUPS`` are for losses of groups, whose short
-    loops over the rows of a group the others unroll. They take down to a third of the
-    time of ``FULL``; the programs run as fast, but may round in another order.
+    ``GROUPS`` and, for few rows, ``SMALL_GROUPS`` are for losses of groups: they do not
+    unroll the short loops over the rows of a group, as the others do. They take down to
+    a third of the time of ``FULL``; the programs run as fast, but may round in another
+    order.
     """
 
     options: tuple[tuple[str, Any], ...]
@@ -58,7 +59,7 @@ BRISK = CompileOptions((*WHOLE.options, ("xla_cpu_use_fusion_emitters", False)))
 QUICK = CompileOptions((*BRISK.options, (_LEVEL, 0)))
 GROUPS = CompileOptions((*FULL.options, _LIGHT))
 SMALL_GROUPS = CompileOptions((*BRISK.options, _LIGHT))
-FEW = 2**15  # numbers in the largest operand, up to which a program runs so shortly
+FEW = 2**15  # numbers in the largest operand of a program that runs only briefly
 
 
 @cache
@@ -114,7 +115,7 @@ class Compiled(NamedTuple):
         return _recall(_programs, MOST_PROGRAMS, key, make)
 
     def of_one_shape(self) -> Callable[..., Any]:
-        """Returns the program for loops whose operands have the same shapes each time.
+        """Returns the program for a loop with operands of the same shapes in each turn.
 
         It is looked up at the first call only, which saves 50 us later.
         """
@@ -147,8 +148,8 @@ def compiled(
       function: called as ``function(*static, *operands)``; operands may be traced.
       static: hashable arguments.
       donate: which operands the program may overwrite with its results.
-      effort: of :mod:`jboost.entry.programs`, unless the program becomes part of
-        another one; None for programs without a loss.
+      effort: an effort of this module, such as ``FULL``, ignored if the program becomes
+        part of another one; None for programs without a loss.
       small: whether the program is small, so that more such programs are kept.
     """
     return Compiled(function, static, donate, effort, small)

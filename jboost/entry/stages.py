@@ -162,7 +162,7 @@ def runs_in_stages() -> bool:
 
 
 def may_be_differentiated() -> bool:
-    """Returns whether what is traced may be differentiated."""
+    """Returns whether the program being traced may be differentiated."""
     return not (_from_host.get() or _for_host.get())
 
 
@@ -190,7 +190,7 @@ def unless_idle(predicate: ArrayLike, step: Callable[[Any], Any], state: Any) ->
 def repeat_while(
     unfinished: Callable[[Any], ArrayLike], step: Callable[[Any], Any], state: Any
 ) -> Any:
-    """Does what ``jax.lax.while_loop`` does."""
+    """Repeats a step while unfinished: ``jax.lax.while_loop``, or a Python loop."""
     if not _from_host.get():
         return jax.lax.while_loop(unfinished, step, state)
     while unfinished(state):
@@ -199,7 +199,7 @@ def repeat_while(
 
 
 def repeat(number: int, step: Callable[[Any, Any], Any], state: Any) -> Any:
-    """Does what ``jax.lax.fori_loop`` does, from 0."""
+    """Runs steps 0 to number - 1: ``jax.lax.fori_loop``, or a Python loop."""
     if not _from_host.get():
         return jax.lax.fori_loop(0, number, step, state)
     for turn in range(number):
@@ -208,7 +208,7 @@ def repeat(number: int, step: Callable[[Any, Any], Any], state: Any) -> Any:
 
 
 def map_points(function: Callable[[Any], Any], points: Any) -> Any:
-    """Does what ``jax.lax.map`` does, for results that the host may hold."""
+    """Maps a function over points: ``jax.lax.map``, or a loop with NumPy results."""
     if not _from_host.get():
         return jax.lax.map(function, points)
     found = [function(point) for point in np.asarray(points)]
@@ -221,14 +221,14 @@ def branch(
     no: Callable[..., Any],
     *operands: Any,
 ) -> Any:
-    """Does what ``jax.lax.cond`` does."""
+    """Calls one of two functions: ``jax.lax.cond``, or a Python branch."""
     if not _from_host.get():
         return jax.lax.cond(predicate, yes, no, *operands)
     return yes(*operands) if predicate else no(*operands)
 
 
 def switch(index: Array | int, branches: Sequence[Callable[[], Any]]) -> Any:
-    """Does what ``jax.lax.switch`` does, without operands; takes a known index, too."""
+    """Calls one of the branches: ``jax.lax.switch``, or Python for a known index."""
     if isinstance(index, int) or _from_host.get():
         return branches[int(index)]()
     return jax.lax.switch(index, branches)

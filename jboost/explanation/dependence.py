@@ -36,14 +36,14 @@ class PartialDependence(NamedTuple):
     """Scores on a grid of values of one or two features.
 
     Attributes:
-      names: of the features; their indices as strings if no names are known.
+      names: the names of the features; indices as strings if no names are known.
       grid: the values of each feature: numbers, or categories, in the order of an
         ordered dtype, otherwise sorted.
       average: [G], or [G, H] for two features; with a last axis K for several scores.
         None if not requested.
       individual: the same for each row, [N, G] or [N, G, H]. None if not requested.
-      counts: for each categorical feature the weight of the rows at every value of the
-        grid; None for a numeric feature.
+      counts: the weight of the rows at each value of the grid for each categorical
+        feature; None for a numeric feature.
     """
 
     names: tuple[str, ...]
@@ -91,8 +91,8 @@ def partial_dependence(
     ``individual`` holds the curve of each row (Goldstein et al. 2015).
 
     Args:
-      model: from :func:`jboost.fit` or :func:`jboost.cart.fit_tree`.
-      x: rows as for :func:`jboost.predict`, not sparse.
+      model: a model from :func:`jboost.fit` or :func:`jboost.cart.fit_tree`.
+      x: the rows, as for :func:`jboost.predict`, not sparse.
       features: one or two, by index or name.
       grid: the number of values of each feature: quantiles of its column at the levels
         (g + 1/2) / grid, or all values if there are no more than that; for a
@@ -100,10 +100,10 @@ def partial_dependence(
         themselves: a sequence for one feature, a pair of sequences for two; NaN is
         missing.
       kind: "average", "individual" or "both".
-      inverse_link: as for :func:`jboost.predict`, applied before averaging: with
-        ``jax.nn.sigmoid`` averages are mean probabilities.
-      sample_weight: of the rows, in averages and quantiles.
-      offset: as for :func:`jboost.predict`.
+      inverse_link: a function of the score, as for :func:`jboost.predict`, applied
+        before averaging: with ``jax.nn.sigmoid`` averages are mean probabilities.
+      sample_weight: weights of the rows, used in averages and quantiles.
+      offset: the offset of the rows, as for :func:`jboost.predict`.
 
     Returns:
       A PartialDependence of NumPy arrays.

@@ -46,7 +46,7 @@ class Importance(NamedTuple):
     """One number per feature; larger values mean more important features.
 
     Attributes:
-      names: of the features; their indices as strings if no names are known.
+      names: the names of the features; indices as strings if no names are known.
       values: the importance of each feature.
       deviations: standard deviations over repeats, for permutation importance.
     """
@@ -112,7 +112,7 @@ def feature_importance(
     that several scores share counts once, and its other values are summed over them.
 
     Args:
-      model: from :func:`jboost.fit`, :func:`jboost.to_ensemble` or
+      model: a model from :func:`jboost.fit`, :func:`jboost.to_ensemble` or
         :func:`jboost.cart.fit_tree`.
       kind: see above.
       per_split: whether to divide by the number of splits on the feature (as XGBoost's
@@ -173,16 +173,16 @@ def permutation_importance(
     Features that no tree uses get 0 without being shuffled.
 
     Args:
-      model: from :func:`jboost.fit` or :func:`jboost.cart.fit_tree`.
-      x, y: as for :func:`jboost.fit`.
-      loss: the loss whose rise is measured, usually that of training.
+      model: a model from :func:`jboost.fit` or :func:`jboost.cart.fit_tree`.
+      x, y: rows and targets, as for :func:`jboost.fit`.
+      loss: the loss to measure, usually that of training.
       sample_weight: weights of the rows in the mean.
-      offset: as for ``predict``.
+      offset: the offset of the rows, as for :func:`jboost.predict`.
       metric: a metric to use instead of the loss: its name or a function, as for
         :func:`jboost.fit`. For built-in metrics that are maximized, such as "auc", the
         decrease is measured; for custom functions always the increase.
-      num_repeats: permutations of each column.
-      seed: of the permutations.
+      num_repeats: the number of permutations of each column.
+      seed: the random seed of the permutations.
 
     Returns:
       Mean rises with their standard deviations over repeats.

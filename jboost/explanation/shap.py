@@ -64,23 +64,22 @@ def make_points(max_depth: int, num_features: int) -> Points:
 class Edges(NamedTuple):
     """A tree of M nodes, each described by the edge that leads to it.
 
-    A row follows an edge "openly" if it follows the path at all splits on the edge's
-    feature down to there; an edge is "shut" for other rows.
+    An edge is "open" for the rows that follow the path at all splits on the edge's
+    feature from the root to this edge, and "shut" for other rows.
 
     Attributes:
       order: all nodes except the root, parents before their children.
-      parent: 0 for the root and for nodes that no edge leads to.
-      above: the nearest node above whose edge tests the same feature; the root, whose
-        edge counts as open for all rows, if there is none.
+      parent: the parent; 0 for the root and for nodes that no edge leads to.
+      above: the nearest node above with an edge that tests the same feature, or the
+        root. The edge of the root counts as open for all rows.
       feature: the feature that the edge tests.
       is_left: whether the edge leads to a left child.
-      value: of a leaf, else 0.
+      value: the leaf value; 0 for other nodes.
       share: the fraction of the parent's cover.
-      gain_open, gain_shut: the factor by which the edge multiplies the product, for
-        rows for which it is open, and for rows for which it is shut but ``above`` is
-        open.
-      change_open, change_shut: the change of (o_i - z_i) / factor_i at the edge, for
-        the same two kinds of rows.
+      gain_open, gain_shut: factors of the edge in the product: ``gain_open`` applies if
+        the edge is open, ``gain_shut`` if it is shut but ``above`` is open.
+      change_open, change_shut: the change of (o_i - z_i) / factor_i at the edge, in the
+        same two cases.
     """
 
     order: Int32[Array, "M-1"]
@@ -454,13 +453,13 @@ def shap_values(
     value (measured with 50 to 1,000 trees: 2^-23 to 2^-21.6).
 
     Args:
-      model: from :func:`jboost.fit`, or a tree from :func:`jboost.cart.fit_tree`.
-      x: as for :func:`jboost.predict`; for a sparse matrix values are dense.
-      cover: what weights the children of a split: the "weight" of the rows (as in
+      model: a model from :func:`jboost.fit` or :func:`jboost.cart.fit_tree`.
+      x: the rows, as for :func:`jboost.predict`; values of a sparse matrix are dense.
+      cover: the weight of a child in averages: the "weight" of its rows (as in
         LightGBM, scikit-learn and the literature, where fractions are probabilities),
         or their "curvature", the sum of Hessians (as in XGBoost). "auto": the weight,
         or the curvature if the model was read from a file that does not hold weights.
-      offset: as for :func:`jboost.predict`; it is added to ``base``.
+      offset: the offset of the rows, as for :func:`jboost.predict`; added to ``base``.
       implementation: "xla", "cpu" (the compiled kernels), or None for the best one
         available; "cuda" is "xla" here. Results differ only by rounding, with the
         bound given above. Trees with more than 255 levels always use plain XLA.
@@ -513,7 +512,7 @@ def shap_interactions(
     :func:`shap_values`, which sum to the score.
 
     Args:
-      model, x, cover, implementation: as for :func:`shap_values`.
+      model, x, cover, implementation: the arguments of :func:`shap_values`.
 
     Returns:
       [N, F, F], or [N, F, F, K] for K > 1 scores per row: N F^2 K numbers.
@@ -536,7 +535,7 @@ def shap_interactions(
 
 
 def _read_model(model, cover):
-    """Returns an ensemble whose ``sums.weight`` is the requested cover."""
+    """Returns an ensemble with the requested cover as its ``sums.weight``."""
     checks.check_word("cover", cover, COVERS)
     model = read_model(model)
     if model.sums is None:

@@ -28,7 +28,7 @@ def trees_to_dataframe(model: Model) -> Any:
     ``Tree`` is round * K + score, also where the K scores share a tree, which is then
     listed for each of them; ``Node`` counts from the root level by level, and
     ``ID`` combines both. Rows with ``Feature <= Split`` go to the node ``Yes``
-    (XGBoost: ``<``); for a categorical feature, rows whose value is in ``Category``.
+    (XGBoost: ``<``); for a categorical feature, rows with a value in ``Category``.
     Missing values go to ``Missing``. A leaf has the feature "Leaf" and its value as
     ``Gain``.
 
@@ -37,7 +37,7 @@ def trees_to_dataframe(model: Model) -> Any:
     the model does not hold the training sums.
 
     Args:
-      model: from :func:`jboost.fit`, :func:`jboost.cart.fit_tree` or a reader.
+      model: a model from :func:`jboost.fit`, :func:`jboost.cart.fit_tree` or a reader.
 
     Returns:
       A ``pandas.DataFrame``.

@@ -41,8 +41,8 @@ def to_matrix(model: Ensemble, x: Any) -> Float[np.ndarray, "N F"]:
     :func:`export_predict` for the program.
 
     Args:
-      model: from :func:`jboost.fit` or a reader.
-      x: as for :func:`jboost.predict`, but dense.
+      model: a model from :func:`jboost.fit` or a reader.
+      x: a dense table that :func:`jboost.predict` accepts.
 
     Returns:
       A float32 matrix [N, F].
@@ -96,10 +96,11 @@ def export_predict(
     (:func:`jboost.save`).
 
     Args:
-      model: from :func:`jboost.fit` or a reader.
+      model: a model from :func:`jboost.fit` or a reader.
       path: the file to write. An existing file is replaced atomically, once all data
         is written.
-      inverse_link: as for :func:`jboost.predict`; it becomes part of the program.
+      inverse_link: the function that converts scores, as in :func:`jboost.predict`; it
+        becomes part of the program.
       offset: whether the program takes a second argument, [N] or [N, K], which it adds
         to the scores.
       platforms: the platforms to lower the program for: "cpu", "cuda", "rocm", "tpu".

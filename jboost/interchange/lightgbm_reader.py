@@ -138,7 +138,7 @@ def _read_names(rest):
 
 
 _CATEGORICAL, _DEFAULT_LEFT = 1, 2  # bits of decision_type
-_MISSING = ("none", "zero", "nan")  # the next two bits: what counts as missing
+_MISSING = ("none", "zero", "nan")  # the next two bits: values that count as missing
 _MOST_SCORES = 2**16  # of a model without trees, to bound the memory for its scores
 _ZERO = float(np.float32(1e-35))  # LightGBM treats numbers up to this size as 0
 
@@ -153,11 +153,11 @@ def read_lightgbm(source: Any) -> Ensemble:
 
     - Thresholds: a threshold becomes the largest float32 that does not exceed it. Every
       x that is exactly a float32 goes the same way. Another x may not, if it rounds
-      across a threshold. Columns for which that matters, because float32 holds few
+      across a threshold. Some columns need more precision, because float32 holds few
       numbers between the thresholds or not all whole numbers (Unix seconds, long
-      identifiers), are compared in float64 in every function that takes a model and
-      float64 rows, except under ``jit``, in files for other programs, and in training
-      that continues from the model, which warns.
+      identifiers). They are compared in float64 in every function that takes a model
+      and float64 rows, except under ``jit``, in files for other programs, and in
+      training that continues from the model, which warns.
     - Boosting "rf" averages its trees: leaf values are divided by the number of trees,
       and the scores correspond to ``predict(...)``. LightGBM's ``raw_score=True``
       returns their sum instead.

@@ -217,15 +217,15 @@ def find_wide_features(
     threshold: Float[np.ndarray, " n"],
     ranges: Mapping[int, tuple[float, float]],
 ) -> list[int]:
-    """Returns the features with a threshold, or a gap, that asks for float64.
+    """Returns the features that need comparisons in float64.
 
-    A threshold does if it is 2^24 or more in size, and the gap between two thresholds
-    if it is smaller than 1024 float32 numbers. So does the range of a column if one of
-    255 parts of it is: there may be few thresholds.
+    A feature needs them if a threshold has a magnitude of 2^24 or more, or if the gap
+    between two thresholds is smaller than 1024 float32 steps. Since there may be few
+    thresholds, 1/255 of the range of the feature counts as a gap, too.
 
     Args:
-      feature, threshold: of all numeric splits.
-      ranges: the least and the largest value of features, where they are known.
+      feature, threshold: the feature and the threshold of each numeric split.
+      ranges: the least and the largest value of each feature with a known range.
     """
     found = []
     for index in np.unique(feature).tolist():
@@ -247,7 +247,7 @@ def _is_narrow(values, parts=1):
     return bool(np.any((gap < _LEAST_STEPS * step) & (gap > 0)))
 
 
-# Trees up to this depth are stored in heap order, whose prediction kernel is faster.
+# Trees up to this depth are stored in heap order, for a faster prediction kernel.
 # Deeper heaps would spend too much memory on unused nodes.
 _HEAP_DEPTH = 8
 _TINY = np.finfo(np.float32).tiny
@@ -277,7 +277,7 @@ def place_sets(
     """Returns the trees with the codes that go left at their categorical splits.
 
     Args:
-      trees: trees whose categorical splits have a threshold of NaN.
+      trees: trees with a threshold of NaN at each categorical split.
       splits: the categorical splits.
       words: the set of codes of each split.
       categories: the categories of the model; None if no feature is categorical.
@@ -331,8 +331,8 @@ def build_ensemble(
     linked nodes otherwise.
 
     Args:
-      trees: in the order of rounds, K trees per round. Those of a library that compares
-        float64 have the exact thresholds.
+      trees: the trees in the order of rounds, K per round. Trees of a library that
+        compares in float64 have its exact thresholds.
       init_score: [K]; K = 1 makes a model with one score per row.
       num_features: the number of columns of the training matrix.
       absent: how the other library reads entries that a sparse matrix does not store.

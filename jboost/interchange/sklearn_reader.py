@@ -45,8 +45,8 @@ def read_sklearn(estimator: Any) -> Ensemble:
     Thresholds become float32. Trees, forests and GradientBoosting also convert x to
     float32, so every row reaches the same leaf. HistGradientBoosting compares in
     float64, so a row may reach another leaf if its x exceeds a threshold by less than
-    float32 can represent; columns for which that matters, such as Unix seconds, are
-    compared in float64 as by :func:`read_lightgbm`. String categories are kept as the
+    float32 can represent. Columns that need this precision, such as Unix seconds, are
+    compared in float64, as by :func:`read_lightgbm`. String categories are kept as the
     categories of a data frame; integer categories stay integers.
 
     Args:

@@ -28,7 +28,7 @@ from jboost.interchange.xgboost_format import read_categories, read_ubjson
 from jboost.model.ensemble import Ensemble, truncate
 from jboost.model.nodes import LEAF, Nodes
 
-# Objectives whose base_score is a probability (LOGIT) or a mean (LOG), not a score.
+# Objectives with a probability (LOGIT) or a mean (LOG) as base_score, not a score.
 LOGIT = ("binary:logistic", "reg:logistic")
 LOG = ("count:poisson", "reg:gamma", "reg:tweedie", "survival:cox", "survival:aft")
 _MOST_SCORES = 2**16  # of a model with fewer trees, to bound the memory for scores
@@ -286,7 +286,7 @@ def _read_array(tree, name, dtype, size=None):
 
 
 def _float_below(threshold):
-    """Returns the thresholds t for which x <= t means the same as x < threshold.
+    """Returns thresholds t such that x <= t is equivalent to x < threshold.
 
     XGBoost splits by ``<``, jboost by ``<=``. The result is never a negative denormal,
     which XLA would flush to 0.

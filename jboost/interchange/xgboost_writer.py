@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Writes models for XGBoost.
 
-In: an Ensemble. Out: a JSON or UBJSON file from which XGBoost predicts the same scores.
+In: an Ensemble. Out: a JSON or UBJSON file that gives the same scores in XGBoost.
 Other tools that read XGBoost models can use it, too: SHAP, ONNX converters, FIL,
 Treelite.
 """
@@ -29,7 +29,7 @@ from jboost.model.ensemble import Ensemble, check_model
 from jboost.model.nodes import LEAF, Nodes
 from jboost.model.wide_thresholds import warn_of_float32
 
-_VERSION = [3, 2, 0]  # of XGBoost, whose file format this module writes
+_VERSION = [3, 2, 0]  # the version of XGBoost that defines the file format
 _LINEAR = {"reg_loss_param": {"scale_pos_weight": "1"}}
 _OBJECTIVES: dict[str, dict[str, Any]] = {
     "reg:squarederror": _LINEAR,
@@ -71,9 +71,9 @@ def write_xgboost(
     ``base_margin``.
 
     Categories of a data frame are written by name, so XGBoost predicts the same from
-    the same data frame. Names may be strings, or integers whose column is also int64
-    in XGBoost. Levels that the dtype declares but that do not occur are included, up to
-    65,536 per column. XGBoost 3.2 raises an error for a category that is not in the
+    the same data frame. Names may be strings, or integers if the column is int64 in
+    XGBoost, too. Levels that the dtype declares but that do not occur are included, up
+    to 65,536 per column. XGBoost 3.2 raises an error for a category that is not in the
     file; if the category sorts before the last name of its feature, XGBoost instead
     silently uses the next name.
 
@@ -91,12 +91,12 @@ def write_xgboost(
     and gains, so SHAP values and importances work. Otherwise covers are row weights, or
     0 if those are unknown, too.
 
-    A model whose scores share one tree per round is written with vector leaves, as
+    A model with one tree per round for all scores is written with vector leaves, as
     XGBoost does with ``multi_strategy="multi_output_tree"``, for XGBoost 3.2 or later.
 
     Args:
-      model: from :func:`jboost.fit` or a reader. K scores become the K classes of
-        "multi:softprob" and "multi:softmax", and K targets for other objectives.
+      model: a model from :func:`jboost.fit` or a reader. K scores become the K classes
+        of "multi:softprob" and "multi:softmax", and K targets for other objectives.
       path: the file to write: UBJSON if the name ends in ".ubj", else JSON. An existing
         file is replaced atomically, once all data is written.
       objective: how XGBoost's ``predict`` transforms scores: "binary:logistic" to
@@ -162,7 +162,7 @@ def _check_feature_names(names, refused):
 
 
 def _split_init_score(model, trees, objective):
-    """Returns base_score, and the trees, whose leaves may include the initial score.
+    """Returns base_score and the trees; leaves may include the initial score.
 
     XGBoost stores base_score as a probability or a mean, which cannot represent large
     scores in float32. In that case, base_score stands for a score of 0 and the leaves
@@ -291,7 +291,7 @@ def _describe_tree(model, number, trees: list[Nodes], l2):
 
 
 def _float_above(threshold):
-    """Returns the thresholds t for which x < t means the same as x <= threshold.
+    """Returns thresholds t such that x < t is equivalent to x <= threshold.
 
     XGBoost compares denormals exactly, while XLA flushes them to 0. A threshold near 0
     therefore becomes the smallest normal number, below which all of them go left. An

@@ -16,10 +16,11 @@ class CodeOperands(NamedTuple):
     """Codes as operands of the kernels.
 
     Attributes:
-      codes: by feature [F, N]; of a sparse matrix those of its entries [1, E].
-      packed: what the sums over rows read: codes by row, from :func:`pack`; of a
-        sparse matrix ``codes``.
-      entries: of a sparse matrix its starts, rows and absent codes; else empty.
+      codes: codes by feature [F, N], or the codes of the entries of a sparse matrix
+        [1, E].
+      packed: codes by row from :func:`pack`, which the sums over rows read; ``codes``
+        if sparse.
+      entries: starts, rows and absent codes of a sparse matrix; empty if dense.
       shape: (F, N).
     """
 

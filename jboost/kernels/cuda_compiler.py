@@ -79,9 +79,9 @@ def _save(file, code):
 
 
 def _load_compiler(driver):
-    """Loads NVRTC: a library that JBOOST_LIBNVRTC names, of a package, or installed.
+    """Loads NVRTC from JBOOST_LIBNVRTC, from a Python package or from the system.
 
-    A driver runs what older versions compile, and not what newer ones do.
+    A driver runs code from NVRTC of its own version or older, but not from newer ones.
     """
     if os.environ.get("JBOOST_LIBNVRTC"):
         return ctypes.CDLL(os.environ["JBOOST_LIBNVRTC"])
@@ -104,7 +104,7 @@ def _load_compiler(driver):
 
 
 def _call(compiler, name, *results):
-    """Calls a function whose arguments are addresses of its results."""
+    """Calls a function that writes its results to the addresses it gets."""
     _check(compiler, getattr(compiler, name)(*map(ctypes.byref, results)))
 
 
@@ -133,7 +133,7 @@ def _compile(compiler, source, architecture):
 
 
 def _choose_architecture(compiler, architecture):
-    """Returns the newest architecture that NVRTC knows and whose code the GPU runs."""
+    """Returns the newest architecture that both NVRTC and the GPU support."""
     number = ctypes.c_int()
     _call(compiler, "nvrtcGetNumSupportedArchs", number)
     known = (ctypes.c_int * number.value)()

@@ -31,13 +31,13 @@ class Launch(NamedTuple):
     """One launch of a kernel; static.
 
     Attributes:
-      kernel: its name.
-      results: shapes and dtypes.
-      grid: numbers of blocks along axes x and y. Axis z is that of a batch.
-      numbers: what the kernel takes after its buffers.
-      shared_bytes: memory that the threads of a block share.
-      threads: of a block.
-      zeroed: of each result, whether it must be zeros at first.
+      kernel: the name of the kernel.
+      results: shapes and dtypes of the results.
+      grid: numbers of blocks along axes x and y; axis z is the batch.
+      numbers: integer arguments that follow the buffers of the kernel.
+      shared_bytes: the size of the memory that the threads of a block share.
+      threads: the number of threads per block.
+      zeroed: whether each result must be filled with zeros before the launch.
     """
 
     kernel: str
@@ -64,8 +64,8 @@ def _launch_batch(description, batched, size, operands):
     """Runs a kernel on a batch: the first axis of some operands and of all results.
 
     Args:
-      batched: which operands have that axis.
-      size: of it; None if there is none.
+      batched: which operands have a batch axis.
+      size: the length of the batch axis; None without a batch.
     """
 
     @custom_vmap
@@ -157,10 +157,10 @@ def _register():
 
 
 def divide_rows(num_rows: int, blocks: int, least: int = 4096) -> tuple[int, int]:
-    """Divides rows among about so many blocks.
+    """Divides rows among about ``blocks`` blocks.
 
     Returns:
-      The number of blocks, at least 1, and of rows a block, a multiple of 4.
+      The number of blocks, at least 1, and of rows per block, a multiple of 4.
     """
     rows = max(least, -(-num_rows // max(1, blocks)))
     rows = -(-rows // 4) * 4

@@ -32,10 +32,10 @@ class SplitLimits(NamedTuple):
 
 
 class TreeSizes(NamedTuple):
-    """What the kernel that grows a tree is told of sizes.
+    """Static sizes for the kernel that grows a tree.
 
     Attributes:
-      max_leaves: 0 for no limit.
+      max_leaves: the most leaves of the tree; 0: no limit.
       num_slots: the most nodes of a level.
       uniform: whether all rows in the bag have the same curvature.
     """
@@ -48,7 +48,7 @@ class TreeSizes(NamedTuple):
 
 
 class SortedSizes(NamedTuple):
-    """The same for the kernel that grows a tree on sorted rows."""
+    """Sizes as in TreeSizes for the kernel that grows a tree on sorted rows."""
 
     max_depth: int
     max_leaves: int
@@ -57,7 +57,7 @@ class SortedSizes(NamedTuple):
 
 
 class GrownTree(NamedTuple):
-    """A tree in heap order, and the leaf of each row; None for what was not asked."""
+    """A tree in heap order with each row's leaf; fields that do not apply are None."""
 
     feature: Int32[Array, " I"]
     threshold: Int32[Array, " I"]
@@ -182,8 +182,8 @@ def grow_sorted_tree(
 
     Args:
       codes: the columns, of any width, and the rows in order of each one.
-      rows, limits, values, groups: as for :func:`grow_tree`.
-      bins: the mass of each row, and how many bins a node's values are cut into; None
+      rows, limits, values, groups: the arguments of :func:`grow_tree`.
+      bins: the mass of each row, and the number of bins for the values of a node; None
         to try every value.
     """
     nodes = 2**sizes.max_depth - 1
@@ -211,7 +211,7 @@ def grow_sorted_tree(
 def keep_scratch() -> Iterator[None]:
     """Keeps the memory that a growing tree needs, for the next tree.
 
-    Within a ``with`` block, whoever grows it; at its end the memory is freed.
+    The ``with`` block covers all trees that grow meanwhile; its end frees the memory.
     """
     if not available():
         yield

@@ -9,9 +9,9 @@ and the rows i of a tile,
 where hits[bin, i] is 1 if row i has that code and else 0, and placed[pair, i] is the
 row's channel c if the row is in node m, and else 0; pair = m * C + c.
 
-The product is exact on every generation of TPUs. A channel is split into four digits
-of 8 bits with a sign, each of which bfloat16 holds, and each digit has rows of its own
-in ``placed``; a product is such a digit or 0, and float32 adds a tile of them without
+The product is exact on every generation of TPUs. A channel is split into four signed
+digits of 8 bits, which bfloat16 represents exactly. Each digit has rows of its own in
+``placed``; a product is such a digit or 0, and float32 adds a tile of them without
 rounding. The sums of digits are then integers, which are shifted to their places and
 added modulo 2^32. As the result fits int32, it equals that of
 :func:`jboost.kernels.xla.histogram` bit for bit, for any number of rows.
@@ -44,7 +44,7 @@ _FIRST = np.int32(0)  # a block's index: compilers refuse the 64 bits of Python'
 
 @dataclass(frozen=True)
 class _Tile:
-    """The sizes of what one step of the grid works on.
+    """The sizes of the tile that one step of the grid processes.
 
     32 pairs of 4 digits and 256 bins fill the matrix unit. Adding to the sums costs as
     much for many rows as for few: in the schedules that libtpu makes, a row takes a
@@ -92,9 +92,10 @@ def histogram(
     up to a multiple of 32. Rows without a node cost as much as others.
 
     Args:
-      columns, channels, node, num_nodes, num_bins: as for
+      columns: dense codes by feature.
+      channels, node, num_nodes, num_bins: the arguments of
         :func:`jboost.trees.histogram.sum_histogram`.
-      interpret: how Pallas runs the kernel where no TPU is; see
+      interpret: how Pallas runs the kernel without a TPU; see
         ``jax.experimental.pallas.pallas_call``.
     """
     # Loading Pallas takes longer than loading all of jboost.

@@ -77,15 +77,15 @@ def middle_minimizers(
 
 
 def find_middles(sums, sum_digits):
-    """Finds the middles of groups by sums over rows.
+    """Finds the middle minimizer of each group by sums over rows.
 
     The digits of each group's key are found one after the other, as in a radix sort:
-    of the rows that share those before, kinks are summed by digit. Sums are those of a
-    shard, and are exchanged here; those by the first digit with the totals.
+    kinks are summed by the next digit over the rows that share the digits found so far.
+    The sums of a shard are exchanged here, those by the first digit with the totals.
 
     Args:
-      sums: of left and kink, as pairs [2, 2, G + 1]; the last group is for rows that
-        have none.
+      sums: the sums of left and kink, as pairs [2, 2, G + 1]; the last group holds the
+        rows without a group.
       sum_digits: takes the digits so far, [E, G + 1] for one end of the middle or both,
         the place of the next one, and its number of bits. Returns the sums by that
         digit as pairs [2, E, G + 1, 2^digit].
@@ -110,7 +110,7 @@ def find_middles(sums, sum_digits):
 
 
 def _select(sum_digits, digit, table, target):
-    """Finds each group's least keys up to which the kinks sum to the targets.
+    """Finds the least key of each group where the cumulative kinks reach the target.
 
     Args:
       table: the sums by the first digit, over all shards.

@@ -8,8 +8,8 @@ as from :func:`jboost.kernels.grow_cpu.grow_tree`, bit for bit::
     sum_slots  -> add the sums of all parts      the root
     find_level -> route_rows, sum_slots -> add   levels
 
-Traced operands give a traced call. On NumPy arrays a call is made at once, and what it
-updates is updated in place.
+Traced operands give a traced call. With NumPy arrays, the kernel runs at once and
+updates aliased operands in place.
 """
 
 from typing import Any, NamedTuple
@@ -31,7 +31,7 @@ class PartRows(NamedTuple):
     Attributes:
       rounded: gradient and curvature of each row as integers, in one 64-bit word.
       order: the position of each row in its chunk.
-      segments: where the rows of each slot begin and end in a chunk.
+      segments: the range [begin, end) of each slot's rows in each chunk.
     """
 
     rounded: Int32[Array, "N 2"]
@@ -43,8 +43,8 @@ class LevelSplits(NamedTuple):
     """The splits of the slots of a level.
 
     Attributes:
-      position: of each slot's node on the level; -1: an empty slot.
-      left_codes, absent_codes: of splits by categories; None without.
+      position: the position of each slot's node on the level; -1: an empty slot.
+      left_codes, absent_codes: sets of codes at categorical splits; None without.
     """
 
     position: Int32[Array, " M"]
@@ -73,11 +73,11 @@ class TreeState(NamedTuple):
 
 
 class LevelLimits(NamedTuple):
-    """What the splits of a tree depend on besides sums; see :func:`grow_tree`.
+    """Inputs of the split search other than sums; see :func:`grow_tree`.
 
     Attributes:
-      fractions: of features, by tree, level and node.
-      unit: what one integer of gradient and of curvature stands for.
+      fractions: fractions of features to sample by tree, level and node.
+      unit: the values of one integer step of the gradient and of the curvature.
       values: a :class:`jboost.trees.splitting.ValueLimits`, or None.
       categories: a :class:`jboost.trees.category_splits.CategoryLimits`, or None.
     """
@@ -138,7 +138,8 @@ def sum_magnitudes(
     """Sums the magnitudes of rows in the bag.
 
     Args:
-      greatest: of :func:`find_greatest_derivatives` over all rows; it sets the units.
+      greatest: magnitudes over all rows from :func:`find_greatest_derivatives`; they
+        set the units.
 
     Returns:
       Digits; see :func:`jboost.kernels.sums_xla.join_digits`.
@@ -199,7 +200,7 @@ def sum_slots(
     Args:
       packed: codes by row.
       num_features: the number of columns to sum; those beyond are padding.
-      slot: from the first -1 on, none.
+      slot: the slots to sum; the list ends at the first -1.
     """
     operands = (packed, *rows, num_features, slot, sums)
     aliases = {len(operands) - 1: 0}
@@ -221,10 +222,11 @@ def find_level(
     """Finds the splits of a level, writes them, and puts their children in slots.
 
     Args:
-      sums: over all rows, of the slots ``summed``: the smaller child of each pair. On
-        level 0, the root; and what ``state`` holds is ignored.
-      squares, greatest: of :func:`sum_squares` over all rows; None without categories.
-      max_leaves: 0 for no limit.
+      sums: sums over all rows of the slots ``summed``: the smaller child of each pair.
+        On level 0 they are those of the root, and the values in ``state`` are ignored.
+      squares, greatest: the result and the argument of :func:`sum_squares`, over all
+        rows; None without categories.
+      max_leaves: the most leaves of the tree; 0: no limit.
 
     Returns:
       The state of the next level, this level's splits, and the slots to be summed.
@@ -271,10 +273,10 @@ def route_rows(
 ) -> tuple[PartRows, Int32[AnyArray, " N"]]:
     """Moves a part's rows to the children of the splits.
 
-    Rows whose node is not split get their leaf; so do all rows at the last level.
+    Rows in a node without a split get their leaf, and at the last level all rows do.
 
     Args:
-      codes: by feature, or by row.
+      codes: codes by feature or by row.
     """
     before = (codes, *(each for each in splits if each is not None))
     *moved, leaf = _call(
@@ -300,8 +302,8 @@ def route_and_sum(
     """Does :func:`route_rows` and then :func:`sum_slots` by one call.
 
     Args:
-      codes: by feature and by row.
-      level: of the splits; ``slot`` are slots of the next level.
+      codes: codes by feature and codes by row.
+      level: the level of the splits; ``slot`` holds slots of the next level.
     """
     columns, packed = codes
     before = (packed, columns, *(each for each in splits if each is not None))
@@ -325,8 +327,8 @@ def find_leaves(
     """Finds the leaves of the rows of a part.
 
     Args:
-      codes: by feature, or by row.
-      skip: which rows keep the leaf that they have.
+      codes: codes by feature or by row.
+      skip: which rows keep their present leaf.
     """
     operands = (codes, feature, threshold, missing_left, skip, leaf)
     return _call("find_leaves", _like(leaf), *operands, aliases={5: 0})
@@ -344,7 +346,7 @@ def sum_squares(
     """Sums the squares of the gradient's integers over the rows of the first slots.
 
     Args:
-      greatest: of :func:`find_greatest` over all rows; it sets the unit.
+      greatest: the result of :func:`find_greatest` over all rows; it sets the unit.
 
     Returns:
       Digits of 19 bits, lowest first; see

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Steps of a level of a tree as CUDA kernels: see the folder cuda/.
 
-Each function does what the one of the same name in plain XLA does, to the bit.
+Each function returns the same bits as its plain-XLA namesake.
 """
 
 from typing import Any, NamedTuple
@@ -24,7 +24,7 @@ from jboost.kernels.sums_cuda import count_copies
 
 _INT = 4  # bytes
 _CODES, _COLUMNS = 4, 32  # of a word; of a table
-_MOST_LISTED = 8192  # nodes, of which a block counts the rows
+_MOST_LISTED = 8192  # nodes; a block counts the rows of each
 _MOST_PASSES = 16  # over the rows' nodes; beyond, rows are added to the result directly
 _LANES = 32
 
@@ -99,12 +99,13 @@ def packed_histogram(
     num_nodes: int,
     num_bins: int,
 ) -> Int32[Array, "M F B C"]:
-    """Does what :func:`histogram` does, faster, from codes by row.
+    """Computes :func:`histogram` faster, from codes by row.
 
     Args:
-      packed: from :func:`pack`.
+      packed: codes by row from :func:`pack`.
       counted: whether the third channel is summed as well.
-      num_nodes: where it is 1, all rows are looked at; else only those with a node.
+      num_nodes: the number of nodes. For 1, the kernel reads all rows, otherwise only
+        the rows with a node.
     """
     enabled, listed = _flag(enabled), num_nodes > 1
     rows, starts = node, jnp.zeros(1, jnp.int32)
@@ -180,9 +181,9 @@ class BestCuts(NamedTuple):
     """The best cut of each node and feature.
 
     Attributes:
-      gain: -inf where no cut is admissible.
+      gain: the gain of the cut; -inf if no cut is admissible.
       place: 2 * threshold + (missing values go left).
-      noise: score of the node, to which gains are compared.
+      noise: the score of the node; gains are compared to it.
     """
 
     gain: Float[Array, "M F"]
@@ -249,10 +250,10 @@ def route_rows(columns: Any, nodes: Any, rows: Any, slots: int) -> Any:
     Args:
       nodes: feature, threshold and missing_left of each split, pair, left_smaller.
       rows: in_bag, slot and position of each row.
-      slots: of the next level.
+      slots: the number of slots of the next level.
 
     Returns:
-      What the fields of :class:`jboost.trees.levels.Moved` are.
+      The fields of :class:`jboost.trees.levels.Moved`, in their order.
     """
     num_rows = columns.shape[1]
     run = Launch(

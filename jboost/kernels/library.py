@@ -53,7 +53,7 @@ def available() -> bool:
 
 
 def _warn_of_missing_kernels():
-    """Says once a process that the slow way is taken."""
+    """Warns once per process that the CPU kernels are missing."""
     if "warned" not in _registered and runs_on_cpu():
         _registered.add("warned")
         warn_user(
@@ -89,13 +89,12 @@ def set_isa(isa: str) -> None:
 
 
 def implementations() -> dict[str, str]:
-    """Returns what runs if ``implementation`` is None, on JAX's current platform.
+    """Returns the implementations that None stands for on JAX's current platform.
 
     Returns:
       {operation: implementation} for "binning", "training", "leaves", "predict" and
-      "shap";
-      under "instructions" what the CPU kernels use: "baseline", "avx2" or "avx512"
-      (the environment variable JBOOST_ISA forces one), or "none".
+      "shap"; under "instructions" the instruction set of the CPU kernels: "baseline",
+      "avx2" or "avx512" (the environment variable JBOOST_ISA forces one), or "none".
 
     Example:
       >>> import jboost as jb
@@ -116,7 +115,7 @@ if _library is not None and os.environ.get("JBOOST_ISA"):
 
 
 def check_implementation(implementation: str | None) -> None:
-    """Refuses what is not there.
+    """Checks that an implementation is known and can run.
 
     Raises:
       ValueError: neither None nor one of ``IMPLEMENTATIONS``, "cpu" where the kernels
@@ -143,8 +142,8 @@ def check_implementation(implementation: str | None) -> None:
 def takes_implementation(function: Callable[_P, _T]) -> Callable[_P, _T]:
     """Decorates a public function with the keyword argument ``implementation``.
 
-    All that the function calls obeys it. With None the implementation in force stays:
-    that of the public function that calls this one, if any.
+    It applies to everything that the function calls. None keeps the implementation of
+    the public function that calls this one, if any.
     """
 
     @functools.wraps(function)
@@ -210,8 +209,8 @@ def call(
     """Makes one FFI call; under ``vmap`` the batch is processed one by one.
 
     Args:
-      name: of the handler in the library.
-      results: shapes and dtypes.
+      name: the name of the handler in the library.
+      results: shapes and dtypes of the results.
       operands: arrays.
       aliases: operand -> result that is written in its place.
       attributes: integers, handed over as int64.
@@ -235,7 +234,7 @@ def _make_call(name, results, **options):
 
 
 def host() -> Any:
-    """Returns the device on which the CPU kernels run, if JAX has one."""
+    """Returns the device that runs the CPU kernels; None if JAX has none."""
     try:
         return jax.local_devices(backend="cpu")[0]
     except RuntimeError:  # JAX was told not to use the CPU
@@ -257,13 +256,13 @@ def call_on_host(
     operands where they lie, if they have no gaps.
 
     Args:
-      name, results, aliases, attributes: as for :func:`call`.
-      operands: NumPy arrays, or arrays of JAX's on a CPU; not traced.
+      name, results, aliases, attributes: the arguments of :func:`call`.
+      operands: NumPy arrays, or JAX arrays on a CPU; not traced.
       into: NumPy arrays like the results, which are overwritten; None: new ones.
       keep: other memory that the call uses.
 
     Returns:
-      NumPy arrays, whose memory ``jax.device_put`` shares on a CPU.
+      NumPy arrays; on a CPU ``jax.device_put`` shares their memory.
     """
     shapes, structure = jax.tree.flatten(results)
     inputs = [_require(each) for each in operands]

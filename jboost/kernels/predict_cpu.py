@@ -20,8 +20,8 @@ class Trees(NamedTuple):
     """R rounds of S trees; see :class:`jboost.Ensemble`.
 
     Attributes:
-      left_codes: None where no feature is categorical.
-      left_child: None where the trees are in heap order.
+      left_codes: the codes that go left, as bits; None if no feature is categorical.
+      left_child: the left child of each node; None for trees in heap order.
     """
 
     feature: Int32[Array, "R S I"]
@@ -45,9 +45,9 @@ class Rows:
     """A matrix [N, F] as flat memory.
 
     Attributes:
-      values: in the memory of the caller, if it is NumPy's.
+      values: the numbers of the matrix; a NumPy array is the memory of the caller.
       by_column: whether the columns lie one after the other; only in NumPy's memory.
-      codes: of the categories in the columns ``coded_features``; see
+      codes: the codes of the categories in the columns ``coded_features``; see
         :class:`jboost.tables.categories.Categories`.
     """
 
@@ -68,7 +68,7 @@ class Rows:
 
 
 def as_rows(matrix: Float[Array, "N F"]) -> Rows:
-    """Rows of an array of JAX's."""
+    """Returns a JAX array as rows."""
     num_rows, num_features = matrix.shape
     return Rows(matrix.reshape(-1), num_rows, num_features)
 
@@ -113,7 +113,7 @@ def leaf_indices(
 
 
 def list_operands(rows: Rows, trees: Trees) -> tuple[ArrayLike, ...]:
-    """Rows and trees as kernels take them: what is not there is empty."""
+    """Lists rows and trees as operands of a kernel; missing parts are empty arrays."""
     codes, left_codes, left_child = rows.codes, trees.left_codes, trees.left_child
     return (
         rows.values,

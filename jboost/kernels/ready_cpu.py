@@ -40,11 +40,11 @@ class ReadyModel:
         """Checks the arrays, and keeps them.
 
         Args:
-          trees, leaf_value, max_depth: as for ``predict_cpu.predict``.
+          trees, leaf_value, max_depth: the arguments of ``predict_cpu.predict``.
           init_score: [] or [K].
-          rows: no rows, with the codes of the model's categories.
-          index: for sparse rows: the feature of each column, F or more if unused.
-          absent: for sparse rows: "missing" or "zero", the cells that are not stored.
+          rows: an empty matrix with the codes of the model's categories.
+          index: the feature of each column of sparse rows, F or more if unused.
+          absent: the cells that sparse rows do not store: "missing" or "zero".
         """
         values = leaf_value, init_score.reshape(-1)
         operands = [_require(a) for a in (*list_operands(rows, trees), *values)]

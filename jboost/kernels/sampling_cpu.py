@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Random subsets by the CPU kernel of native/sampling.h.
 
-In: a seed, what may be chosen, a fraction. Out: the mask of
+In: a seed, a mask of eligible entries, a fraction. Out: the mask of
 ``jboost.numerics.random``, to the bit.
 """
 

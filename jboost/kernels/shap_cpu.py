@@ -2,8 +2,8 @@
 """Shapley values of trees by the CPU kernel of native/shap.h.
 
 In: the rows of a matrix as flat memory, trees on raw thresholds, the cover of their
-leaves. Out: what features, or pairs of them, add to each score; those of
-``jboost.explanation.shap`` in plain XLA but for rounding.
+leaves. Out: contributions of features, or of pairs of them, to each score; up to
+rounding, those of ``jboost.explanation.shap`` in plain XLA.
 """
 
 import jax
@@ -36,7 +36,7 @@ def explain(
     max_depth: int,
     pairs: bool,
 ) -> Float[Array, "N *F K"] | Float[np.ndarray, "N *F K"]:
-    """Values [N, F, K], or with ``pairs`` interactions [N, F, F, K].
+    """Returns Shapley values [N, F, K], or with ``pairs`` interactions [N, F, F, K].
 
     ``place`` and ``weight`` are the points of a quadrature on [0, 1].
     """

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sparse codes in plain XLA: the definition of what the kernels do.
+"""Sparse codes in plain XLA: the definition of the kernels' results.
 
-In: the arrays of :class:`jboost.codes.codes.SparseCodes`. Out: histograms, in which
-only stored entries are summed; the code of each row in a feature.
+In: the arrays of :class:`jboost.codes.codes.SparseCodes`. Out: histograms, from sums
+over stored entries only; the code of each row in a feature.
 """
 
 import jax
@@ -16,7 +16,8 @@ def histogram(
 ):  # fmt: skip
     """Sums channels by (node, feature, code).
 
-    What is not stored is the node's total minus what is: exact, in integers.
+    Entries that are not stored sum to the node's total minus the sum of the stored
+    ones, which is exact in integers.
     """
     num_features, num_channels = absent.shape[0], channels.shape[1]
     inside = (node >= 0) & (node < num_nodes)

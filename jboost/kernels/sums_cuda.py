@@ -66,7 +66,7 @@ def sum_terms_by_key(
     weights: Float[Array, " N"] | None,
     num_keys: int,
 ) -> UInt32[Array, "C G 4"]:
-    """Does what :func:`sum_terms` does, by key; rows with another key are left out."""
+    """Computes :func:`sum_terms` by key; rows with another key are left out."""
     channels, num_rows = values.shape
     copies = count_copies(3 * num_keys)
     rows = min(divide_rows(num_rows, BLOCKS)[1], _MOST_ROWS)
@@ -84,10 +84,10 @@ def sum_terms_by_key(
 def find_kinds(
     terms: Float[Array, "C N"], keys: Int32[Array, " N"], num_keys: int
 ) -> UInt32[Array, "C G"]:
-    """Says which terms of each key are not finite.
+    """Finds which kinds of non-finite terms each key has.
 
     Returns:
-      Bit 0 where a term is above all numbers, bit 1 where one is below; both for NaN.
+      Bit 0 if a term is +inf, bit 1 if a term is -inf; both if a term is NaN.
     """
     channels, num_rows = terms.shape
     run = Launch(

@@ -4,8 +4,8 @@
 Terms are rounded to multiples of one unit, 2^-38 of the power of two above the
 greatest magnitude, and the multiples are added as integers. So the sum has the same
 bits for any order of the rows, any padding with zeros and any number of threads. A term
-that counts several times is rounded before its multiple is multiplied, so that it adds
-exactly what so many terms add. Rounding changes a sum of N terms by at most N 2^-39
+that counts n times is rounded before its multiple is multiplied by n, so that it adds
+exactly as much as n equal terms. Rounding changes a sum of N terms by at most N 2^-39
 times the greatest magnitude, less than float32's own rounding of any running sum.
 
 A multiple has 38 bits and a sign, or 46 where rows count up to 255 times: too many for
@@ -28,9 +28,9 @@ from jboost.kernels.float_bits import exponent_above, power_of_two
 from jboost.kernels.library import choose
 
 _BITS = 38  # of a multiple
-_TIMES_BITS = 8  # by which it grows for a term that counts several times
+_TIMES_BITS = 8  # additional bits for a term that counts several times
 _MOST_TIMES = (1 << _TIMES_BITS) - 1
-_DIGIT = 19  # bits at which sums are carried
+_DIGIT = 19  # bits of a digit of a carried sum
 _MASK = (1 << _DIGIT) - 1
 _FINEST = 124  # the unit is at least 2^-124: denormal terms are 0 everywhere
 
@@ -38,7 +38,7 @@ _FINEST = 124  # the unit is at least 2^-124: denormal terms are 0 everywhere
 def split_weights(
     weights: Float[Array, " N"],
 ) -> tuple[UInt8[Array, " N"], Float[Array, " N"]]:
-    """Splits each weight into a whole number and a factor, whose product it is.
+    """Splits each weight into the product of a whole number and a factor.
 
     A term is multiplied by the factor, rounded to an integer, and the integer is
     multiplied by the whole number. So the factor is 1 where the weight is a whole
@@ -51,7 +51,7 @@ def split_weights(
 def count_times(numpy: Any, weights: Any) -> tuple[Any, Any, Any]:
     """Returns the whole numbers of :func:`split_weights`, by NumPy or ``jax.numpy``.
 
-    And which weights are such numbers, and 1 for weights above 0, else 0.
+    Also returns which weights are such numbers, and 1 for weights above 0, else 0.
     """
     counts = (weights <= _MOST_TIMES) & (numpy.floor(weights) == weights)
     one = numpy.where(weights > 0, np.float32(1), np.float32(0))
@@ -75,7 +75,7 @@ def sum_rows(values, weights=None):
 
 
 def find_greatest(values, weights=None):
-    """Returns the greatest finite magnitude, and the sum of what is not finite."""
+    """Returns the greatest finite magnitude, and the sum of the non-finite terms."""
     terms, _ = _make_terms(values, weights)
     finite = jnp.isfinite(terms)
     greatest = jnp.max(jnp.abs(jnp.where(finite, terms, 0)), axis=-1)
@@ -117,7 +117,7 @@ def sum_channels(group, weights, *channels, num_groups):
         )
         return join_digits(digits, greatest[:, None]) + others
 
-    # One by one what would take several times the memory; kernels take a batch at once.
+    # XLA runs a batch one by one, to save memory; kernels take a batch at once.
     run = choose(xla=sequential_vmap(add), cuda=add)
     return run(group, weights, *channels)
 
@@ -136,7 +136,7 @@ def list_changes(before, after):
 def find_group_greatest(group, weights, *channels, num_groups):
     """Returns the greatest finite magnitude of each channel [C] in any group.
 
-    And the sums [C, G] of what is not finite.
+    Also returns the sums [C, G] of the non-finite terms.
     """
     terms = _make_terms(_stack(channels, group), weights)[0]
     inside = ((group >= 0) & (group < num_groups))[None]
@@ -258,7 +258,7 @@ def _limb_width(num_rows):
 def _split(multiples, width, times):
     """Rounds to whole numbers and cuts them into int32 limbs, lowest first; exact.
 
-    ``times``: what the whole numbers are multiplied by; None: 1.
+    ``times``: integer factors of the whole numbers; None: 1.
     """
     whole = jnp.round(multiples)
     size, sign = jnp.abs(whole), jnp.where(whole < 0, -1, 1)

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Histograms in plain XLA: the definition, and what runs where nothing else does."""
+"""Histograms in plain XLA: the definition, and the fallback on every platform."""
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int32
 
 _MOST_CELLS = 2**25  # that one scatter adds on a GPU
-_MOST_SUMS = 2**14  # of a feature's table of which there are copies
+_MOST_SUMS = 2**14  # of a feature's table, including its copies
 
 
 def histogram(columns, channels, node, *, num_nodes, num_bins, rows=None):

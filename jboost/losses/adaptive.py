@@ -53,7 +53,7 @@ def adaptive(
     Args:
       loss: ``loss(score, target, parameters) -> scalar``, for one row; with ``groups``,
         ``loss(scores, targets, parameters, *, where) -> scalar`` for the rows of one
-        group, of which the mask ``where`` [G] marks the real ones.
+        group; the mask ``where`` [G] marks the real rows.
       estimate: ``estimate(scores, targets, weights) -> parameters`` (any pytree), for
         all N training rows at once; it must ignore rows of weight 0. With ``groups`` it
         may also take the argument ``groups``, int32 [N]: the number of each row's
@@ -261,7 +261,7 @@ def make_random_intercept() -> Adaptive:
     """Returns :func:`random_intercept` with variances estimated in each round.
 
     Train it with ``groups``: the subjects, stores or regions that have an intercept of
-    their own. Predictions are those of a new group, whose intercept is 0; for known
+    their own. Predictions are those of a new group, with an intercept of 0; for known
     groups add :func:`predict_intercepts`. The variances of the model are in
     ``history.parameters``.
 

@@ -86,7 +86,7 @@ def check_relevances(targets: Any, real: Any, name: str) -> None:
     Args:
       targets: [N].
       real: bool [N]; other rows are not checked.
-      name: of the argument, for errors.
+      name: the name of the argument, for errors.
 
     Raises:
       ValueError: a relevance is NaN, negative or too large.
@@ -108,7 +108,7 @@ def check_times(targets: Any, real: Any, name: str) -> None:
     Args:
       targets: a mapping with ``time``, ``event`` and maybe ``entry``, [N] each.
       real: bool [N]; other rows are not checked.
-      name: of the argument, for errors.
+      name: the name of the argument, for errors.
 
     Raises:
       TypeError, ValueError: a name is missing, a time is NaN, an event is neither 0 nor

@@ -4,7 +4,7 @@
 In: a function that makes a distribution from the score of one row. Out: a loss, and the
 Fisher information of one target about the score. A distribution is any object with
 ``log_prob(value)``: those of :mod:`jboost.distributions`, NumPyro, distrax and
-TensorFlow Probability's JAX substrate, none of which is imported here.
+TensorFlow Probability's JAX substrate. This module imports none of them.
 """
 
 import inspect
@@ -47,15 +47,15 @@ class Likelihood:
 
 
 def likelihood(make_distribution: Callable[..., Any]) -> Likelihood:
-    """Makes the loss -log p(target) of a distribution whose parameters are scores.
+    """Makes the loss -log p(target) of a distribution with scores as parameters.
 
     With "auto", ``curvature`` is the Fisher information of the distribution instead of
-    the second derivatives of the loss, which may be negative. It is the first of these
-    that the distribution provides: ``fisher_information()``, the matrix [P, P] for its
-    parameters in the order of ``jax.tree.leaves(distribution)``; a KL divergence
-    (``distribution.kl_divergence(other)``, or NumPyro's function), whose second
-    derivative it is; ``sample(key, sample_shape)`` (or ``seed=key``), from which it is
-    estimated: in each round, from eight values drawn for each row.
+    the second derivatives of the loss, which may be negative. It comes from the first
+    of these that the distribution provides: ``fisher_information()``, the matrix [P, P]
+    for its parameters in the order of ``jax.tree.leaves(distribution)``; the second
+    derivative of a KL divergence (``distribution.kl_divergence(other)``, or NumPyro's
+    function); ``sample(key, sample_shape)`` (or ``seed=key``), for an estimate in each
+    round from eight values drawn per row.
 
     Args:
       make_distribution: a function of the score of one row, a scalar or [K], that
@@ -91,12 +91,12 @@ def likelihood(make_distribution: Callable[..., Any]) -> Likelihood:
 
 
 class Information(NamedTuple):
-    """How the Fisher information of a row is found.
+    """A function that computes the Fisher information of a row.
 
     Attributes:
       evaluate: ``evaluate(score, words)`` returns the matrix [K, K], or a scalar for a
-        scalar score; ``words`` [2] seed what is drawn.
-      sampled: whether it is an estimate from draws.
+        scalar score; ``words`` [2] is the seed of the draws.
+      sampled: whether the information is estimated from draws.
     """
 
     evaluate: Callable[[Array, UInt32[Array, "2"]], Array]
@@ -104,7 +104,7 @@ class Information(NamedTuple):
 
 
 def find_information(loss: Likelihood, num_scores: int) -> Information | None:
-    """Finds what the distribution provides; None if it provides nothing."""
+    """Finds the first source that the distribution provides; None if it has none."""
     make = loss.make_distribution
     score = jnp.zeros((num_scores,) if num_scores > 1 else (), jnp.float32)
     for evaluate in (_from_parameters(make), _from_divergence(make)):

@@ -106,7 +106,7 @@ _ANYTHING = 1.0  # is in the domain of every built-in loss of one score
 def sum_targets(loss: Callable[..., Any]) -> Callable[..., Any]:
     """Returns the sum of a loss of one score over the K targets of a row.
 
-        L(F, y) = sum of l(F_k, y_k) over the k for which y_k is known
+        L(F, y) = sum of l(F_k, y_k) over all k with a known y_k
 
     NaN marks a target as missing: it has no gradient in its score, whatever ``loss``
     does with NaN. The scores share nothing but the rounds, and trees with
@@ -116,7 +116,7 @@ def sum_targets(loss: Callable[..., Any]) -> Callable[..., Any]:
     score where y has shape [N, K].
 
     Args:
-      loss: ``loss(score, target) -> scalar`` for numbers. Of a missing target it is
+      loss: ``loss(score, target) -> scalar`` for numbers. For a missing target it is
         evaluated, without effect, at score 0 and target 1.
 
     Returns:
@@ -177,7 +177,7 @@ def widen_loss(loss: Any, targets: Any, num_scores: int) -> Any:
     """Returns the loss, summed over the targets of a row if it is of one score.
 
     Args:
-      targets: arrays (or shapes) whose first axis is N.
+      targets: arrays (or shapes) with first axis N.
 
     Raises:
       ValueError: there is not one score for each target, or one target for softmax.

@@ -74,7 +74,7 @@ def find_lead(scores, weights):
 
 
 def sum_once(values):
-    """Sums values [T, G] of pairs, of which those of the first T rows appear twice."""
+    """Sums values [T, G], each pair once; pairs among the first T rows appear twice."""
     first, size = values.shape
     share = jnp.where(jnp.arange(size, dtype=jnp.int32) < first, 0.5, 1.0)
     return jnp.sum(values * share.astype(values.dtype)[None])
@@ -284,8 +284,8 @@ def _cross_entropy(scores, labels, real):
 
 Normalize = Literal["none", "scores", "sum", "both"]
 
-_COUNTED = 256  # rows up to which counting is faster than sorting in XLA on a CPU
-_MANY = 2  # times the truncation level: so many documents are sorted
+_COUNTED = 256  # rows; up to here counting is faster than sorting in XLA on a CPU
+_MANY = 2  # times the truncation level; more documents than that are sorted
 
 
 def _check_depth(name, at):
@@ -333,8 +333,8 @@ def lambda_rank(
 
     References:
       Burges 2010, "From RankNet to LambdaRank to LambdaMART: an overview", section 4
-      and eq. 6; Wang et al. 2018, "The LambdaLoss framework", for the loss whose
-      gradient it is. The normalizations are LightGBM's (pull request 2331).
+      and eq. 6; Wang et al. 2018, "The LambdaLoss framework", for the loss with
+      this gradient. The normalizations are LightGBM's (pull request 2331).
     """
     size = len(scores)
     top = size if at is None else min(at, size)

@@ -40,11 +40,11 @@ def check_parameter(name: str, value: Any, check: Check) -> None:
     """Checks a parameter.
 
     Args:
-      name: of the parameter, for errors.
+      name: the name of the parameter, for errors.
       check: called with name and value; raises TypeError or ValueError.
 
     Raises:
-      ParameterError: instead of the ValueError, so that it can be told from the errors
+      ParameterError: instead of the ValueError, to distinguish it from the errors
         of a loss that does not accept its data.
       TypeError: the value is not of the right kind.
     """
@@ -134,8 +134,8 @@ def huber(score, target, *, delta=1.0):
     See Huber 1964, eq. 2.1.
 
     Args:
-      delta: the |r| at which the loss changes from quadratic to linear, in the units of
-        the target.
+      delta: the threshold of |r| between the quadratic and the linear part, in the
+        units of the target.
     """
     magnitude = absolute_error(score, target)
     square = jnp.square(_residual(score, target)) / 2
@@ -327,7 +327,7 @@ def inverse_link(loss: Any) -> Callable[..., Any] | None:
 
     Returns:
       A function to pass to :func:`jboost.predict` as ``inverse_link``; None for all
-      other losses, whose score is the prediction.
+      other losses; their score is the prediction.
 
     Example:
       >>> import jboost as jb

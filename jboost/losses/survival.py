@@ -36,8 +36,8 @@ class RiskSets(NamedTuple):
     after: Int32[Array, " G"]  # the first place behind the events of the same time
     share: Float[Array, " G"]  # the factor of E: 1, or 1 - l / d
     event_weight: Float[Array, " G"]  # mean weight of the tied events; 0 if no event
-    # The places at whose time a row is at risk, but not as a tied event; None if all
-    # rows enter at the beginning.
+    # The first and last place with a time when a row is at risk, but not as a tied
+    # event; None if all rows enter at the beginning.
     span: tuple[Int32[Array, " G"], Int32[Array, " G"]] | None
     valid: Bool[Array, ""]  # times are numbers, and later than entries
 
@@ -117,12 +117,12 @@ def _sum_ties(values, first):
 
 
 def _sum_spans(values, begin, end):
-    """Returns at each place the sum of the values whose span begin..end contains it.
+    """Returns for each place the sum of the values with a span begin..end over it.
 
-    A span of several places is cut where the highest bit changes in which begin and
-    end differ: at the middle of a block of 2^(level + 1) places. Its left part lasts
-    until the middle and its right part starts there, so that both are cumulative sums
-    within half a block (a disjoint sparse table, transposed).
+    A span of several places is cut at the middle of a block of 2^(level + 1) places,
+    where ``level`` is the highest bit that differs in begin and end. Its left part
+    lasts until the middle and its right part starts there, so that both are cumulative
+    sums within half a block (a disjoint sparse table, transposed).
     """
     size = values.shape[0]
     levels = (size - 1).bit_length()
@@ -140,7 +140,7 @@ def _sum_spans(values, begin, end):
     return total[:size]
 
 
-# Risks are scaled to exp(-RANGE / 2) .. exp(RANGE / 2), whose sums float32 can hold.
+# Risks are scaled to exp(-RANGE / 2) .. exp(RANGE / 2): float32 can hold their sums.
 RANGE = 140.0
 ROOT = math.exp(-RANGE / 4)
 
@@ -204,9 +204,9 @@ def scale_risks(scores, weights):
 def concordance(scores, targets, *, where=None, weights=None):
     """Returns a smooth upper bound of 1 - concordance index.
 
-    The mean of log2(1 + exp(s_j - s_i)) over the pairs in which i had the event before
-    j's time, weighted by w_i w_j. Since log2(1 + e^x) >= 1[x > 0], it is at least the
-    share of discordant pairs. At equal scores it is 1.
+    The mean of log2(1 + exp(s_j - s_i)) over the pairs (i, j) with an event of i
+    before j's time, weighted by w_i w_j. Since log2(1 + e^x) >= 1[x > 0], it is at
+    least the share of discordant pairs. At equal scores it is 1.
 
     It compares all pairs of a group: G^2 numbers. For many rows, draw groups at random
     in each round.

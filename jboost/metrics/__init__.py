@@ -17,13 +17,13 @@ predictions, which every loss provides. ``log_loss`` and ``brier`` need probabil
 (``logistic``, ``focal``, ``exponential``, ``softmax``; for labels also ``hinge`` and
 ``hinge_squared``). Targets of two classes are 0 and 1, or -1 and 1.
 
-Of targets [N, K] and as many scores, metrics are means over the K columns, in which NaN
-marks targets that are missing; ``accuracy`` and ``error`` refuse such targets.
+For targets [N, K] and as many scores, metrics are means over the K columns; NaN marks
+a missing target. ``accuracy`` and ``error`` reject targets [N, K].
 
 Metrics of groups, ``metric(scores, targets, *, where, weights)``, see the rows of one
 group: ``ndcg``, ``mean_average_precision`` and ``mrr`` the documents of a query,
-``concordance_index`` survival times. They are NaN for groups in which nothing can be
-compared; the mean over groups leaves these out.
+``concordance_index`` survival times. They are NaN for groups without anything to
+compare; the mean over groups leaves these out.
 """
 
 import lazy_loader

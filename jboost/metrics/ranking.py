@@ -309,7 +309,7 @@ def concordance_index(
     where: Bool[ArrayLike, " G"] | None = None,
     weights: Shaped[ArrayLike, " G"] | None = None,
 ) -> Float[Array, ""]:
-    """Returns the share of pairs in which the higher score had the event earlier.
+    """Returns the share of pairs with the earlier event at the higher score.
 
     A pair (i, j) counts if i had the event before j's time, or at the same time and j
     was censored then. Pairs of equal scores count 1/2. Each pair has weight w_i w_j.
@@ -373,8 +373,9 @@ def _weigh_lower(scores, time, event, weights):
     Row i is compared with the rows that come before it by decreasing time, censored
     rows first. Events of the same time come by decreasing score, so that none before
     another one has a lower score. To count rows with a lower place and a lower score,
-    rows are kept by score within blocks of 2^(level + 1) places. Pairs whose places
-    first differ in this bit are counted by a cumulative sum; then each block is split.
+    rows are kept by score within blocks of 2^(level + 1) places. Pairs of places
+    that first differ in this bit are counted by a cumulative sum; then each block is
+    split.
     """
     order = jnp.lexsort((-scores, event, -time)).astype(jnp.int32)
     size = len(order)

@@ -2,7 +2,7 @@
 """Reads the arguments of metrics, and averages over rows.
 
 In: scores, targets and weights as users pass them. Out: float32 arrays of matching
-sizes, in which rows of weight 0 cannot do harm.
+sizes; rows of weight 0 do not affect results.
 """
 
 from collections.abc import Callable
@@ -80,7 +80,7 @@ def average_labels(metric, scores, targets, weights, inverse_link):
     """Returns the mean over K labels of a metric of two classes.
 
     Args:
-      metric: of one label.
+      metric: the metric of one label.
       scores, targets: [N, K]; targets may be NaN where they are unknown.
     """
     scores, targets, weights = read_rows(scores, targets, weights)
@@ -119,7 +119,7 @@ def link_rows(scores, inverse_link):
 
 
 def settle_infinities(scores):
-    """Returns scores of K classes of which softmax is the limit, where it were NaN.
+    """Replaces rows with an infinite maximum, so that softmax is its limit, not NaN.
 
     A score of infinity takes the whole probability; several share it.
     """

@@ -93,7 +93,7 @@ def write_container(container: Container, target: Any) -> None:
     """Writes a file, completely or not at all.
 
     Args:
-      container: what to write; each array has one of ``DTYPES``.
+      container: the contents to write; each array has one of ``DTYPES``.
       target: a path, or a binary file that is open for writing.
 
     Raises:

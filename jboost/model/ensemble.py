@@ -25,7 +25,7 @@ from jboost.tables.sparse import Absent
 from jboost.trees.tree import CATEGORICAL, BoostedTrees, LeafSums
 
 _FEW, _OFTEN = 2**10, 16  # numbers in a small result; results of the same shape
-_MANY_BYTES = 2**21  # from which compiling a slice takes less time than copying
+_MANY_BYTES = 2**21  # from this size on, compiling a slice is faster than copying
 
 
 def take_part(array: Any, index: tuple[Any, ...], sharding: Any = None) -> Any:
@@ -36,7 +36,7 @@ def take_part(array: Any, index: tuple[Any, ...], sharding: Any = None) -> Any:
     Args:
       array: a NumPy or JAX array; traced arrays are sliced by JAX.
       index: slices and integers.
-      sharding: of the result of a NumPy array; None for the default device.
+      sharding: the sharding of the result of a NumPy array; None: the default device.
     """
     if isinstance(array, Tracer):
         return array[index]
@@ -139,10 +139,10 @@ class Ensemble(Model):
       threshold: ``x <= threshold`` goes left; +inf if a node is not split; NaN if
         ``left_codes`` decides.
       missing_left: whether NaN goes left; True if a node is not split.
-      leaf_value: of each score; includes the learning rate.
+      leaf_value: the leaf values for each score, including the learning rate.
       init_score: [] for one score per row, else [K].
       num_features: the number of columns that ``predict`` expects.
-      format_version: of this layout.
+      format_version: the version of this layout.
       feature_names: names of the columns; None if unknown.
       absent: how entries that a sparse matrix does not store are read: "missing" or
         "zero"; None if the model was trained on dense rows and it was not specified.
@@ -152,10 +152,10 @@ class Ensemble(Model):
         of word c // 32); None if no feature is categorical.
       categories: the categorical features; None if there are none.
       links: None for trees in heap order.
-      wide_threshold: float64 thresholds of columns whose values float32 cannot tell
-        apart, each as two words, the low one first; NaN for other columns. Only models
-        of other libraries have them. They replace ``threshold`` for rows that are not
-        float32; None if there are no such columns.
+      wide_threshold: float64 thresholds of columns with values that float32 cannot
+        tell apart, each as two words, the low one first; NaN for other columns. Only
+        models of other libraries have them. They replace ``threshold`` for rows that
+        are not float32; None if there are no such columns.
     """
 
     feature: Int32[Array, "R S I"]
@@ -188,7 +188,7 @@ class Ensemble(Model):
         return f"Ensemble({sizes})"
 
     def __getattr__(self, name: str) -> Any:
-        """Names the function for what is a method of models elsewhere."""
+        """Raises an error that names the function to use instead of a method."""
         raise make_attribute_error("a model", name)
 
     @property
@@ -215,7 +215,7 @@ class Ensemble(Model):
 
     @property
     def schema(self) -> Schema:
-        """What tables to predict from must look like."""
+        """The names and categories of the columns of tables for prediction."""
         values = column_values(self.categories, self.num_features)
         return Schema(self.feature_names, values)
 
@@ -320,7 +320,7 @@ def map_rounds(change: Callable[[Any], Any], model: Ensemble) -> Ensemble:
 
 
 def rounds_of(model: Ensemble) -> dict[str, Any]:
-    """Returns the fields whose arrays have an axis of rounds, by name."""
+    """Returns the fields that have an axis of rounds, by name."""
     names = (
         "feature", "threshold", "missing_left", "leaf_value", "sums", "left_codes",
         "links", "wide_threshold",
@@ -365,7 +365,7 @@ def check_model(model: Any) -> None:
 
 
 def describe_model(model: Any) -> str:
-    """Describes what was passed instead of a model, and where to find the model."""
+    """Describes an object passed instead of a model, and where to find the model."""
     if isinstance(model, tuple) and model and isinstance(model[0], Ensemble):
         return (
             "the pair (model, history) that fit returns; unpack it: "

@@ -199,7 +199,7 @@ def _are_names(values, codes):
 
 
 def _check_links(static, arrays):
-    """Checks that links form trees, whose leaves link to themselves, of this depth."""
+    """Checks that links form trees of this depth; leaves must link to themselves."""
     left, shape = arrays["links.left_child"], arrays["links.left_child"].shape
     depth, num_nodes = static["links.max_depth"], shape[2]
     node = np.broadcast_to(np.arange(num_nodes, dtype=np.int32), shape)
@@ -304,7 +304,7 @@ Model = Ensemble | RegressionTree | Bins
 
 @on_host("call it on concrete arrays", runs_jax=False)
 def save(model: Model, path: Any) -> None:
-    """Writes a model to a file, from which :func:`load` restores it bit for bit.
+    """Writes a model to a file; :func:`load` restores it bit for bit.
 
     The file holds arrays and a JSON header, no code; docs/file-format.md explains how
     to read it without jboost. Writing is atomic: a temporary file in the same folder

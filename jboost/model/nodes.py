@@ -16,21 +16,22 @@ LEAF = -1  # the child of a node that has no children
 
 
 class Nodes(NamedTuple):
-    """A tree of M nodes, or several trees, whose axis then stands in front.
+    """A tree of M nodes, or several trees along a leading axis T.
 
     Node 0 is the root. Nodes that the root does not lead to are leaves of value 0.
 
     Attributes:
       left, right: the indices of a node's children; LEAF in a leaf.
-      feature: 0 in a leaf.
-      threshold: ``x <= threshold`` goes left; NaN where ``left_codes`` decides.
-      missing_left: where NaN goes; True in a leaf.
-      value: of a leaf; means nothing in other nodes unless the model is a single tree.
+      feature: index of the feature; 0 in a leaf.
+      threshold: ``x <= threshold`` goes left; NaN if ``left_codes`` decides.
+      missing_left: whether NaN goes left; True in a leaf.
+      value: leaf value; meaningless in other nodes unless the model is a single tree.
       gradient, curvature, weight: sums over the training rows of a node; NaN where
         they are not known.
-      left_codes: as in :class:`jboost.Ensemble`; None where no split is categorical.
-      l2: added to the curvature in a gain; NaN where it is not known.
-      gain: by how much a split reduced the squared error, where that is known.
+      left_codes: codes that go left, as bits; see :class:`jboost.Ensemble`. None if no
+        split is categorical.
+      l2: the penalty added to the curvature in a gain; NaN if unknown.
+      gain: reduction of the squared error by a split; None if unknown.
       exact_threshold: the threshold before it was rounded, from readers only.
     """
 
@@ -134,7 +135,7 @@ def _link_heaps(split):
 
     Returns:
       The left children [T, M]; which nodes are reached leaves [T, M]; and for each
-      node the heap's leaf to which rows that always go left come, [M].
+      node the leaf of the heap that rows reach by always going left, [M].
     """
     num_inner = split.shape[1]
     depth, num_nodes = num_inner.bit_length(), 2 * num_inner + 1

@@ -41,21 +41,21 @@ def predict(
     """Returns the raw score F(x) = init_score + sum of leaf values (+ offset).
 
     Args:
-      model: from :func:`jboost.fit`, or a tree from :func:`jboost.cart.fit_tree`, whose
-        score is the value of the row's leaf.
+      model: a model from :func:`jboost.fit`, or a tree from
+        :func:`jboost.cart.fit_tree`; its score is the value of the row's leaf.
       x: numbers [N, F], NaN = missing, with the columns that the model was trained
         on; the columns of a data frame in the same order, too. A contiguous float32
         NumPy array is read without a copy. A sparse matrix (as for
         :func:`jboost.fit`) is read in blocks of rows, and only the columns that the
-        model uses are read; not under ``jit``. Entries that it does not store are
-        read as ``model.absent`` says; where that is None, every entry must be stored.
-        A ``jax.Array`` sharded over its rows gives results sharded alike.
+        model uses are read; not under ``jit``. ``model.absent`` defines the value of
+        entries that it does not store; if that is None, every entry must be stored.
+        A ``jax.Array`` sharded over its rows gives results with the same sharding.
         A stream (:func:`jboost.stream`) is read batch by batch; its targets are not
         used.
-      offset: [N] or [N, K], added to the score, as in training; not for a single
-        tree, nor for a stream, whose batches hold their own.
-      inverse_link: ``inverse_link(score)`` of one row, in jax.numpy, a scalar or [K]:
-        what to return instead of the score, a pytree of arrays or a distribution.
+      offset: [N] or [N, K], added to the score, as in training. None for a single
+        tree, and for a stream: its batches hold their own offsets.
+      inverse_link: a function, in jax.numpy, of the score of one row, a scalar or [K].
+        Its result, a pytree of arrays or a distribution, replaces the score:
         ``jax.nn.sigmoid`` for probabilities of logistic, ``jax.nn.softmax`` for
         softmax, ``jnp.exp`` for means of poisson, gamma and tweedie;
         :func:`jboost.losses.inverse_link` returns the inverse link of a loss.
@@ -194,7 +194,7 @@ def _find_leaves(model, x):
 
 
 def _require_rounds(task, model, columns, what):
-    """Raises if what each round says of each row does not fit into memory."""
+    """Raises if the results of all rounds for all rows do not fit into memory."""
     sizes = f"{model.num_rounds:,} rounds for {task.num_rows:,} rows"
     require_memory(
         4.0 * task.num_rows * model.num_rounds * columns,

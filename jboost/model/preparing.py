@@ -39,14 +39,15 @@ class Task(NamedTuple):
     """A checked call of prediction.
 
     Attributes:
-      model: without what prediction does not use: a ReadyModel for predictions by the
-        kernels; padded where it runs in XLA.
-      rows: what the ReadyModel takes; for XLA, a padded matrix.
+      model: a ReadyModel for predictions by the kernels, else an Ensemble with only
+        the parts that prediction uses; padded if it runs in XLA.
+      rows: rows as :meth:`ReadyModel.run` takes them; for XLA, a padded matrix.
       num_rows: the number of rows that the user passed.
       size: the number of rows, padding included.
       num_rounds: the model's rounds, without padding.
       on_host: whether the kernels may read the rows at once, in NumPy memory.
-      sharding: of results that are computed on the host; None for the default device.
+      sharding: the sharding of results that are computed on the host; None for the
+        default device.
     """
 
     model: Ensemble | ReadyModel
@@ -90,7 +91,7 @@ def prepare(
     Args:
       model: an Ensemble, checked.
       x: dense rows.
-      offset: decides, with the other arrays, on which device the program runs.
+      offset: the offset of the rows; all arrays together determine the device.
       explain: whether to keep the sums of the leaves, which explanations need.
     """
     model, wide = match_wide(model, x)
@@ -155,17 +156,17 @@ ON_DEVICE: Any = object()  # in place of a sharding, for work that XLA does
 
 
 class PreparedModel(NamedTuple):
-    """A model without what prediction does not use.
+    """A model with only the parts that prediction uses.
 
     Attributes:
-      model: without names, which would compile another program.
+      model: the model without names, which would compile another program.
       on_cpu: whether all arrays are on CPU devices and none is traced.
       ready: the model for the CPU kernels; None for explanations, and if it is not on
         CPU devices or the kernels were not built.
       padded: the model as programs take it, if it is kept on another device: padding
         it for each prediction would copy it to the host and back.
-      devices: that the arrays are on.
-      sharding: of results; None for the default device.
+      devices: the devices of the arrays.
+      sharding: the sharding of results; None for the default device.
     """
 
     model: Ensemble

@@ -40,20 +40,20 @@ class RegressionTree(Model):
     float64; JAX functions, such as ``predict``, round them to float32.
 
     Attributes:
-      left: the left child; -1 where a node is a leaf. The right one is ``left + 1``.
-      feature: 0 in a leaf.
+      left: the left child; -1 in a leaf. The right child is ``left + 1``.
+      feature: the column that a node compares; 0 in a leaf.
       threshold: ``x <= threshold`` goes left; +inf in a leaf, and where a node
         separates values from missing values.
-      missing_left: where NaN goes; True in a leaf.
+      missing_left: whether NaN goes left; True in a leaf.
       value: the weighted mean of the targets, of leaves and inner nodes; [M], or [M,
         K] for K targets per row.
-      gain: by how much the split reduces the squared error; 0 in a leaf.
+      gain: the reduction of the squared error by the split; 0 in a leaf.
       squared_error: weighted sum of (target - value)^2 over rows (and targets).
       weight: the sum of the rows' weights.
       num_rows: the number of rows of positive weight.
       num_features: the number of columns that ``predict`` expects.
-      format_version: of this layout.
-      feature_names: of the columns, where they are known.
+      format_version: the version of this layout.
+      feature_names: the names of the columns; None if they are unknown.
       max_depth: the number of splits on the longest path; 0 if the root is a leaf.
         Computed from ``left``.
     """
@@ -88,12 +88,12 @@ class RegressionTree(Model):
 
     @property
     def schema(self) -> Schema:
-        """What tables to predict from must look like."""
+        """The schema of the tables that ``predict`` accepts."""
         return Schema(self.feature_names)
 
     @property
     def num_nodes(self) -> int:
-        """M."""
+        """M, the number of nodes."""
         return self.left.shape[0]
 
     @property
@@ -170,7 +170,7 @@ class RegressionTree(Model):
 
 
 def _find_depth(is_split):
-    """The number of levels of splits of a tree whose nodes stand level by level."""
+    """Returns the number of levels of splits of a tree in breadth-first order."""
     depth, first, size = 0, 0, 1
     while splits := int(is_split[first : first + size].sum()):
         depth, first, size = depth + 1, first + size, 2 * splits

@@ -43,10 +43,10 @@ def score_rows(
 
     Args:
       model: a ReadyModel or a :class:`jboost.Ensemble`.
-      rows: what a ReadyModel takes, or a matrix [N, F].
+      rows: rows as :meth:`ReadyModel.run` takes them; for an Ensemble, [N, F].
 
     Returns:
-      A NumPy array of a ReadyModel, else a JAX array.
+      A NumPy array from a ReadyModel, else a JAX array.
     """
     if not isinstance(model, ReadyModel):
         return compiled(_score_matrix, staged)(model, rows, offset)
@@ -127,7 +127,7 @@ def transform_rows(
 
 
 def _make_batch(link, scores, linked, axes):
-    """Makes a distribution again whose ``batch_shape`` does not follow ``jax.vmap``."""
+    """Rebuilds a distribution, because ``jax.vmap`` may keep its ``batch_shape``."""
     if not hasattr(linked, "batch_shape"):
         return linked
     try:
@@ -161,7 +161,7 @@ def _link_rows(link):
 
 
 def _transform_blocks(run, scores):
-    """Runs on blocks whose sizes are powers of four, so that few programs are compiled.
+    """Runs on blocks of 4^k rows, so that few programs are compiled.
 
     JAX compiles operations outside ``jit`` for each shape as well, and caches these
     programs.

@@ -62,10 +62,10 @@ def run_in_blocks(
     Args:
       run: takes a model on the used columns, dense rows and, if ``offset`` is given,
         ``offset=`` of these rows.
-      model: checked.
+      model: a checked model.
       x: the sparse matrix.
-      offset: of all rows, or None.
-      rows_axis: the axis of the rows in what ``run`` returns.
+      offset: the offset of all rows, or None.
+      rows_axis: the axis of the rows in the results of ``run``.
     """
     if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves((model, offset))):
         raise TypeError(

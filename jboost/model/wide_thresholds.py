@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Predicts exactly from columns whose values float32 cannot tell apart.
+"""Predicts exactly from columns with distinct values that are equal in float32.
 
 In: a model of a library that compares float64, and the rows as the user passed them.
 Out: the model and its columns in numbers that float32 holds and that compare as the

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Derivatives of functions that JAX cannot differentiate, or not as we define them.
 
-In: a function, and what it changes by. Out: the same function with that derivative.
+In: a function, and a rule for its derivative. Out: the function with that derivative.
 Programs that are not differentiated stay the same.
 """
 
@@ -22,7 +22,7 @@ _LARGEST = float(np.finfo(np.float32).max)
 def differentiable(
     run: Callable[..., Any], derive: Callable[..., Any], *operands: Any
 ) -> Any:
-    """Returns ``run(*operands)``, whose derivative ``derive`` defines.
+    """Returns ``run(*operands)`` with the derivative that ``derive`` defines.
 
     Args:
       run: any function of arrays.

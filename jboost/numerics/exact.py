@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sums whose bits do not depend on the order of the terms, nor on their sharding.
+"""Sums that are equal to the bit for any order and any sharding of the terms.
 
 In: float32 or integer arrays, weights. Out: sums over an axis or by group. A row of
-weight w adds exactly what w rows add, for whole numbers w up to 255. Fixed-point
+weight w adds exactly as much as w rows, for whole numbers w up to 255. Fixed-point
 numbers (a power of two per channel keeps sums within 31 bits) and cumulative sums (by
 products with triangular matrices, half the time of ``jnp.cumsum`` on CPU) follow.
 """
@@ -50,8 +50,8 @@ def sum_channels(
     :func:`sum_rows`. A group outside [0, num_groups) is left out.
 
     Args:
-      channels: [N] each. With weights, a float channel may be [], for all rows.
-      weights: what floats are multiplied by; rows of weight 0 may hold anything.
+      channels: [N] each. With weights, a float channel may be [], equal in all rows.
+      weights: factor of each row of a float; rows of weight 0 may hold anything.
       find_size: takes the greatest magnitude of each channel on this shard and returns
         that of all shards, if that needs no collective.
     """
@@ -81,7 +81,7 @@ def sum_tables(
 ) -> Float[Array, "C G"]:
     """Returns :func:`sum_channels` of all rows of the tables, then of other channels.
 
-    Of many rows one at a time, or the program would grow with their number.
+    Many rows are summed one at a time: otherwise the program grows with their number.
     """
     rest = group, num_groups, weights
     if sum(map(len, tables)) <= _UNROLLED:
@@ -177,8 +177,8 @@ def sum_rows(
     or infinities is NaN or infinite, as in floating point.
 
     Args:
-      weights: what the values are multiplied by; rows of weight 0 may hold anything.
-        N is then the number of rows that whole weights stand for.
+      weights: factor of each row; rows of weight 0 may hold anything. In the bound of
+        the error, N is then the number of rows that whole weights stand for.
     """
     if current_shards() is not None:
         return sum_each((values, weights))[0]
@@ -218,13 +218,13 @@ def sum_each(
 
 
 class SpeculativeSums(NamedTuple):
-    """What :func:`sum_guessed` returns.
+    """Results of :func:`sum_guessed`.
 
     Attributes:
-      sums: those of :func:`sum_each`.
-      sizes: the greatest term of each sum, a guess for the next ones.
-      counts: those handed in, over all shards.
-      extremes: likewise.
+      sums: the sums of :func:`sum_each`.
+      sizes: the greatest term of each sum, a guess for the next call.
+      counts: the sums of the ``counts`` over all shards.
+      extremes: the greatest of the ``extremes`` of all shards.
     """
 
     sums: list[Float[Array, "..."]]
@@ -239,17 +239,17 @@ def sum_guessed(
     counts: Sequence[Int32[Array, "..."]] = (),
     extremes: Sequence[Float[Array, "..."]] = (),
 ) -> SpeculativeSums:
-    """Does what :func:`sum_each` does, by one collective if a guess is right.
+    """Computes the sums of :func:`sum_each`, by one collective if a guess is right.
 
     The unit of a sum depends on the greatest term of all shards, but only on the power
     of two above it, which seldom changes from round to round. The sums are made with
-    that of the guess while the true one is found, and made again if it is another one.
+    the unit of the guess while the true one is found, and made again if they differ.
 
     Args:
-      guess: of the greatest term of each sum, the same on all shards; it changes
-        no result.
+      guess: an estimate of the greatest term of each sum, the same on all shards; it
+        changes no result.
       counts: integers to be summed over all shards by the same collective.
-      extremes: floats of which the greatest of all shards are to be found likewise.
+      extremes: floats; the same collective finds the greatest of all shards.
     """
     if current_shards() is None:
         return SpeculativeSums(sum_each(*sums), [*guess], [*counts], [*extremes])
@@ -314,7 +314,7 @@ _NEAREST_BITS = (
 
 
 class FixedPoint(NamedTuple):
-    """How floats become integers.
+    """A scale per channel, and a rounding mode, that turn floats into integers.
 
     Attributes:
       scale: a power of two for each channel.
@@ -332,14 +332,14 @@ def choose_scale(
     num_rows: Int[Array, ""],
     times: UInt8[Array, " N"] | None = None,
 ) -> FixedPoint:
-    """Finds the largest scales with which no sum over rows can leave 31 bits.
+    """Finds the largest scales that keep every sum over rows within 31 bits.
 
     Rounding is to nearest while at least 16 bits a row remain; below, stochastic.
 
     Args:
       values: finite; 0 for rows that must not count.
-      num_rows: how many rows count.
-      times: how many times each of them does; None: once.
+      num_rows: the number of rows that count.
+      times: how many times each row counts; None: once.
     """
     weights = None if times is None else times.astype(jnp.float32)
     return fit_scale(sum_rows(jnp.abs(values), weights), num_rows)
@@ -365,20 +365,20 @@ def quantize(
     first_row: Int32[Array, ""] | int = 0,
     times: UInt8[Array, " N"] | None = None,
 ) -> Int32[Array, "N C"]:
-    """Rounds each channel to integers, which times ``fixed.unit`` give the values.
+    """Rounds each channel to integers: the values in units of ``fixed.unit``.
 
-    Rounding to nearest is followed by the product with ``times``, so that a row gives
-    exactly what so many rows give. Stochastic rounding comes after it, because a
-    product would multiply its error.
+    Rounding to nearest is followed by the product with ``times``, so that a row counted
+    n times gives exactly the sum of n rows. Stochastic rounding comes after the
+    product, which would otherwise multiply its error.
 
-    Stochastically means up with probability equal to the fraction, by a hash of
+    Stochastic rounding goes up with a probability equal to the fraction, by a hash of
     channel, row and seed, so that a sum over many rows stays unbiased.
 
     Args:
       values: finite; 0 for rows that must not count.
-      fixed: from :func:`choose_scale`.
-      seed: another for each tree.
-      first_row: the number of the first row, where these are not all rows.
+      fixed: the result of :func:`choose_scale`.
+      seed: the random seed, a different one for each tree.
+      first_row: the number of the first row, if these are not all rows.
       times: how many times each row counts; None: once.
     """
     after = None
@@ -423,7 +423,7 @@ def cumulate(
 def cumulate_levels(
     values: Float[Array, "K N"], *, reverse: bool = False
 ) -> Float[Array, " N"]:
-    """Returns the sum of K cumulative sums, of which the k-th starts every 2^k places.
+    """Returns the sum of K cumulative sums; the k-th starts again every 2^k places.
 
     N must be a power of two, at least 2^(K - 1).
     """
@@ -454,7 +454,7 @@ def _divide(values, reverse):
 
 
 def _sums_before(rows, matrices, reverse):
-    """Returns for each sum that never starts inside a block what comes before each."""
+    """Returns sums before each block, for levels that never start inside a block."""
     totals = jnp.einsum(
         "kbp,kp->kb", rows[_WHOLE:], matrices[_WHOLE:, :, 0 if reverse else -1],
         precision=lax.Precision.HIGHEST,

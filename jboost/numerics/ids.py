@@ -17,8 +17,8 @@ def read_ids(ids: Any, name: str = "groups") -> np.ndarray:
     """Returns ids as an array of one dimension.
 
     Args:
-      ids: concrete; none of them missing.
-      name: of the argument, for errors.
+      ids: concrete ids, none of them missing.
+      name: the name of the argument in error messages.
 
     Raises:
       TypeError, ValueError: they are traced, missing, or not one for each row.

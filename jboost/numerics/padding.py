@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Few sizes for many: programs are compiled for sizes, so that sizes are rounded up.
+"""Rounds sizes up to a few values, because each size compiles another program.
 
-In: how many. Out: how many with padding; padded arrays.
+In: a size, or an array. Out: the padded size; the padded array.
 """
 
 from typing import Any
@@ -14,7 +14,7 @@ from jax.core import Tracer
 from jboost.entry.context import is_on_cpu
 from jboost.entry.programs import compiled
 
-_MANY_BYTES = 2**24  # from which compiling takes less time than copying
+_MANY_BYTES = 2**24  # from this size on, compiling takes less time than copying
 
 
 def padded_size(size: int, least: int = 64) -> int:
@@ -26,10 +26,10 @@ def padded_size(size: int, least: int = 64) -> int:
 
 
 def pad_rows(array: Any, size: int) -> Any:
-    """Repeats row 0 up to so many rows; in NumPy, because no size is compiled there.
+    """Pads to ``size`` rows with copies of row 0, in NumPy, which compiles nothing.
 
-    An array without rows gets zeros. Large arrays on another device stay there: a
-    program is compiled for their size.
+    An array without rows gets zeros. Large arrays on another device than the CPU are
+    padded by a program that is compiled for their size.
     """
     if is_large_elsewhere(array, _MANY_BYTES):
         if len(array) == size:
@@ -49,6 +49,6 @@ def _repeat_row(times, array):
 
 
 def is_large_elsewhere(array: Any, least: int) -> bool:
-    """Returns whether an array of so many bytes, or more, is on another device."""
+    """Returns whether an array of ``least`` bytes or more is not on the CPU."""
     large = isinstance(array, jax.Array) and array.nbytes >= least
     return large and not isinstance(array, Tracer) and not is_on_cpu(array)

@@ -67,8 +67,8 @@ def sample(
     """Chooses a share of the eligible rows, all subsets being equally likely.
 
     Every row gets a distinct hash (``hash_words`` is a bijection), and the k least
-    are chosen; the k-th least is found by bisection, counting rows. So the fate
-    of a row depends on its number and on which others are eligible, not on the
+    are chosen; the k-th least is found by bisection, counting rows. So the choice
+    of a row depends on its number and on the set of eligible rows, not on the
     length of the array, nor on how rows are sharded.
     """
     if current_shards() is not None:
@@ -82,7 +82,7 @@ def sample_in_xla(
     eligible: Bool[Array, " N"],
     fraction: Float[Array, ""] | float,
 ) -> Bool[Array, " N"]:
-    """Does what :func:`sample` does, in plain XLA: the definition."""
+    """Computes :func:`sample` in plain XLA: the definition."""
 
     def narrow(eligible):
         index = jnp.arange(eligible.shape[0], dtype=jnp.uint32)
@@ -122,7 +122,7 @@ def _count_wanted(number, fraction):
 
 
 def _sample_sharded(seed, eligible, fraction):
-    """Does the same for rows on several devices, by digits instead of bits."""
+    """Computes :func:`sample` for sharded rows, by digits instead of bits."""
     size, rounds = 1 << _DIGIT, 32 // _DIGIT
 
     def narrow(eligible):

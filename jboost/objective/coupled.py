@@ -2,8 +2,8 @@
 """Evaluates a loss that couples the rows of a group, and its gradient.
 
 In: a traced loss bound to its data, and scores [K, N]. Out: a value for each group, and
-the gradient of each row. The twin of :mod:`jboost.objective.evaluation`, for which rows
-do not depend on each other.
+the gradient of each row. The counterpart for losses of single rows is
+:mod:`jboost.objective.evaluation`.
 """
 
 from collections.abc import Callable
@@ -30,14 +30,14 @@ class GroupObjective(NamedTuple):
     Attributes:
       loss: the programs of one group.
       constants: the numbers and arrays that the loss closes over.
-      targets: a pytree of arrays whose first axis is N.
-      weights: of the rows; the same in all rows of a group that count. A row of weight
-        0 is not in ``where``, unless its whole group has weight 0.
-      groups: of the rows.
-      parameters: of an adaptive loss, otherwise ().
+      targets: a pytree of arrays with a first axis of N.
+      weights: row weights, equal in all rows of a group that count. A row of weight 0
+        is not in ``where``, unless its whole group has weight 0.
+      groups: the groups of the rows.
+      parameters: parameters of an adaptive loss, otherwise ().
       words: a seed, for losses that draw random numbers and for random groups.
-      prepared: from :func:`prepare`, if rows keep their groups and count in the same
-        way; their weights may change.
+      prepared: the result of :func:`prepare`, if rows keep their groups and count in
+        the same way; their weights may change.
     """
 
     loss: GroupLoss
@@ -51,14 +51,14 @@ class GroupObjective(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """All groups of a table, with what does not depend on the scores.
+    """All groups of a table, and the intermediate results that no score changes.
 
     Attributes:
-      rows: of each group; None for all rows as they lie.
+      rows: the rows of each group; None for one group of all rows in order.
       where: the rows that count.
-      number: of each group.
+      number: the number of each group.
       inputs: targets, where, and weights for the loss, of each group.
-      values, gradients: what the early programs of the loss have found.
+      values, gradients: results of the early programs of the loss.
     """
 
     rows: Int32[Array, "n G"] | None
@@ -70,11 +70,11 @@ class Batch(NamedTuple):
 
 
 class PreparedGroups(NamedTuple):
-    """The groups of a set of rows, with what does not depend on the scores.
+    """The groups of a set of rows, and the intermediate results that no score changes.
 
     Attributes:
       batches: one for each table.
-      slot: of each row in the tables; None for all rows as they lie.
+      slot: the slot of each row in the tables; None for one group of all rows in order.
     """
 
     batches: tuple[Batch, ...]
@@ -82,7 +82,7 @@ class PreparedGroups(NamedTuple):
 
 
 def prepare(objective: GroupObjective) -> PreparedGroups:
-    """Gathers the targets of all groups, and computes what depends on them alone."""
+    """Gathers the targets of all groups, and runs the early programs of the loss."""
     tables, slot = draw_groups(objective.groups, objective.weights, objective.words)
     return PreparedGroups(tuple(_prepare(objective, table) for table in tables), slot)
 
@@ -121,8 +121,8 @@ def linearize_by_group(
 ) -> Callable[[Float[Array, "K N"]], Float[Array, "K N"]] | None:
     """Returns a function that multiplies by the Hessian; None if it keeps too much.
 
-    What :func:`jax.linearize` keeps of a loop over chunks is stored where it is made,
-    which keeps XLA from dividing the work among threads.
+    All groups are linearized at once: a loop over chunks would store its residuals
+    where they are made, which keeps XLA from dividing the work among threads.
     """
     prepared = _find_prepared(objective)
     parts, total = [], 0
@@ -158,7 +158,7 @@ def linearize_by_group(
 
 
 def _place(objective, prepared, found):
-    """Returns what was found for the rows of each batch by row, [K, N]."""
+    """Moves results from the groups of each batch to their rows, [K, N]; else 0."""
     parts = []
     for batch, values in zip(prepared.batches, found, strict=True):
         where = batch.where & (_weigh(objective, batch) > 0)[:, None]
@@ -199,12 +199,12 @@ def draw_groups(
 
 
 def map_groups(function: Callable[[Any], _T], operands: Any, chunk: int) -> _T:
-    """Maps a function over groups, so many at a time.
+    """Maps a function over groups, at most ``chunk`` at a time.
 
     Args:
       function: takes the operands of one group.
-      operands: a pytree of arrays whose first axis is that of the groups.
-      chunk: the groups whose results are in memory together.
+      operands: a pytree of arrays with a first axis of groups.
+      chunk: the number of groups with results in memory together.
     """
     count = len(jax.tree.leaves(operands)[0])
     if count == 1:
@@ -222,8 +222,9 @@ def map_groups(function: Callable[[Any], _T], operands: Any, chunk: int) -> _T:
         )
 
     # Operands are carried to the next step, and results from the last one. Cut where
-    # they are used, or stored where they are made, they would be fused with all pairs
-    # of a group, whose loops XLA then neither vectorizes nor divides among threads.
+    # they are used, or stored where they are made, they would be fused with loops over
+    # all pairs of a group. XLA neither vectorizes such loops nor divides them among
+    # threads.
     def step(carried, number):
         operands, before = carried
         return (cut(number + 1), jax.vmap(function)(operands)), before
@@ -325,5 +326,5 @@ def _bind(objective, programs, batch, scores, early):
 
 
 def _chunk(loss, index, size):
-    """Returns how many groups of so many numbers are evaluated together."""
+    """Returns how many groups of ``size`` numbers each are evaluated together."""
     return max(1, _CHUNK // (size**2 if loss.by_pairs[index] else size))

@@ -27,7 +27,7 @@ from jboost.objective.evaluation import (
 from jboost.objective.jaxprs import MANY_SCORES
 
 _STEPS = 30  # of a projection, at most; as many as there are different curvatures
-_SMALL = 1e-12  # of a squared length: what float32 cannot tell from zero
+_SMALL = 1e-12  # relative squared length that float32 cannot tell from zero
 
 
 def mean_product(
@@ -45,7 +45,7 @@ def find_dependent(
 ) -> Bool[Array, "K N"]:
     """Returns which gradients depend on another score: d2l / dF_k dF_j != 0, j != k.
 
-    Each product is that with the sum of half the scores' unit vectors, by a bit of
+    Each product is that with the 0/1 vector of half the scores, chosen by a bit of
     their number or its complement: any two scores are in different halves once.
     """
     halves = _list_halves(scores.shape[0])
@@ -64,7 +64,7 @@ def find_dependent(
 
 
 def _list_halves(num_scores):
-    """Returns vectors of 0 and 1, of which any two entries differ once each way."""
+    """Returns 0/1 vectors; for any j != k, one of them is 1 at j and 0 at k."""
     number = np.arange(num_scores)
     bits = np.arange(max(1, (num_scores - 1).bit_length()))
     half = (number[None, :] >> bits[:, None]) & 1
@@ -88,14 +88,14 @@ def _add_dependent(numpy, rows, half, number, found):
 
 
 class _Projection(NamedTuple):
-    """Where the conjugate gradients of a projection stand.
+    """The state of the conjugate gradients of a projection.
 
     Attributes:
-      number: products so far.
-      left: the vector, less what has been found of its projection.
+      number: the number of products so far.
+      left: the vector minus the part of its projection found so far.
       residual: -A^2 left.
       along: the direction of the next step; at first the vector.
-      size: the squared length of the residual, and at first.
+      size, first: the squared length of the residual, now and at first.
     """
 
     number: Int32[ArrayLike, ""]
@@ -114,12 +114,12 @@ def find_flat_direction(
 ) -> Float[Array, " K"]:
     """Returns a direction of length 1 along which the mean loss curves least.
 
-    A random vector, less its projection on the range of the mean Hessian A, by
+    It is a random vector minus its projection on the range of the mean Hessian A, by
     conjugate gradients for |A n|^2. If A is regular, little is left, and its direction
-    means nothing: the caller checks what it does to the rows.
+    is meaningless: the caller checks its effect on the rows.
 
     Args:
-      unit: what each score is multiplied by, so that the diagonal of A is 1 or 0.
+      unit: factor of each score, which makes each diagonal entry of A 1 or 0.
     """
 
     def multiply(vector):
@@ -136,7 +136,7 @@ def find_flat_direction(
 
     start = np.random.default_rng(0).normal(size=scores.shape[0])
     vector: Any = start.astype(np.float32)
-    for _ in range(2):  # what rounding leaves of other directions is relative to it
+    for _ in range(2):  # rounding leaves other directions, relative to its length
         vector = _normalize(repeat_while(unfinished, step, _begin(vector)).left)
     return vector
 
@@ -191,8 +191,8 @@ def find_coupling(
     The Fisher information takes the place of the Hessian where there is one.
 
     Scores compete if moving them together in some direction changes no row's loss. The
-    direction is an eigenvector of the mean Hessian, with eigenvalue 0, once each score
-    is measured in units in which its mean curvature is 1.
+    direction is an eigenvector of the mean Hessian, with eigenvalue 0, after each score
+    is scaled to a mean curvature of 1.
     """
     num_scores = scores.shape[0]
     if num_scores == 1:
@@ -214,10 +214,10 @@ def find_coupling(
 
 
 def _find_of_many(objective, scores, weights):
-    """Does the same by products with the Hessians, none of which is made.
+    """Computes :func:`find_coupling` from products with Hessians, for many scores.
 
-    Where a product vanishes, the parts of a sum that oppose those of the score itself
-    are as large: twice the latter stand for the sum of all magnitudes.
+    No Hessian is formed. Where a product vanishes, the terms that oppose those of the
+    score itself are as large: twice the latter stand for the sum of all magnitudes.
     """
     diagonal = hessians(objective, scores)
     unit = _find_units(weighted_mean(diagonal, weights))
@@ -252,7 +252,7 @@ def _flatten(rows):
 
 @stage
 def _find_direction(mean):
-    """Returns the eigenvector, in those units and in the scores' own."""
+    """Returns the eigenvector of :func:`find_coupling`, of scaled and own scores."""
     mean = _finite(mean)
     unit = _find_units(jnp.diagonal(mean))
     # eigh adds the transpose.
@@ -264,7 +264,7 @@ def _find_direction(mean):
 
 @stage
 def _find_units(diagonal):
-    """Returns what makes each diagonal entry 1; 0 for those that are 0."""
+    """Returns factors of the scores that make each diagonal entry 1; 0 for zeros."""
     size = jnp.abs(_finite(diagonal))
     # A no-op bound that keeps XLA from replacing 1 / sqrt by an inexact rsqrt.
     root = jnp.maximum(jnp.sqrt(jnp.maximum(size, _LEAST)), _LEAST)

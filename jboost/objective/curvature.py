@@ -49,7 +49,7 @@ def information_triangles(
     in memory at once.
 
     Args:
-      seed: of what is drawn, where the distribution has no formula.
+      seed: the seed of random draws, used if the distribution has no formula.
     """
     return map_information(objective, scores, _row_seeds(scores, seed), pack_triangles)
 
@@ -73,7 +73,7 @@ def summarize_information(
 
 
 def round_seed(words: UInt32[Array, "2"], number: Array) -> UInt32[Array, "2"]:
-    """Returns the seed of what a round draws to estimate the information."""
+    """Returns the seed of a round's draws, which estimate the information."""
     return derive(jnp.asarray(words) ^ _STREAM, jnp.asarray(number, jnp.int32))
 
 
@@ -108,10 +108,10 @@ def informed_derivatives(
     """Returns w g, w F and w = F^(a - 1) of every row, where F is F_kk of score k.
 
     A leaf is then the least squares fit of the natural gradient g / F with weights F^a,
-    and the Newton step by information of the loss in which w weighs the rows. a = 1
-    ("fisher") weighs rows by how much they tell about the score, a = 0 all alike, as
-    NGBoost does. "natural" is a = 1/2: w g = g / sqrt(F) has unit variance in each row
-    if the distribution is right.
+    and the Newton step, by information, of the loss with row weights w. a = 1
+    ("fisher") weights rows by their information about the score; a = 0 ("natural")
+    weights all rows alike, as NGBoost does. With a = 1/2 ("standardized"), w g =
+    g / sqrt(F) has unit variance in each row if the distribution is right.
 
     Returns:
       w g; w F; w, or None for a = 1.
@@ -139,11 +139,11 @@ Policy = Literal[
     "fisher", "natural", "standardized",
 ]  # fmt: skip
 Curvature = Policy | Callable[[Any, Any], Any]  # a function of one row
-Chosen = Policy | Literal["function"]  # what remains of it in compiled programs
+Chosen = Policy | Literal["function"]  # the policy of a compiled program
 _STRAIGHT = 2.0  # factor of the smoothing scale of piecewise linear losses
 _FLAT = 0.1  # a Hessian below this fraction of the secant weight counts as flat
-_MOST = 0.75  # fraction of flat rows at which a loss counts as pointed
-_DECLINE = 4.0  # a curvature at the start counts up to so many times the present mean
+_MOST = 0.75  # a loss with this fraction of flat rows counts as pointed
+_DECLINE = 4.0  # bound of the curvature at the start, in units of the present mean
 _MOST_SQUARE = float(np.finfo(np.float32).max)
 _LEAST_ROOT = float(np.finfo(np.float32).tiny)
 _NO_DISTANCE = 1e-30  # the smoothing scale of scores that are 0 and all at a minimum
@@ -157,9 +157,9 @@ def smoothing_scale(
 ) -> tuple[Float[Array, " K"], list[Float[Array, "..."]] | None]:
     """Returns delta = (weighted mean of sqrt |F - F*|)^2 over rows that have an F*.
 
-    If there is no such row, delta is 1/1000 of the mean magnitude of the scores, or
-    what :func:`_scale_by_steps` finds. It is never so small that F +- delta rounds to
-    F.
+    If there is no such row, delta is 1/1000 of the mean magnitude of the scores (or of
+    1, if that is greater); :func:`_scale_by_steps` may replace it. It is never so small
+    that F +- delta rounds to F.
 
     Args:
       guess: the second result for the scores of the round before; it changes nothing
@@ -242,7 +242,7 @@ def derivatives(
     is doubled: otherwise a few rows near their kink would dominate, and extreme
     quantiles of small data would overfit.
     ``"exact"``: h. ``"absolute"``: |h|. ``"unit"``: 1.
-    ``"function"``: what the user's function returns.
+    ``"function"``: the result of the user's function.
     ``"fisher"``, ``"natural"``, ``"standardized"``: see
     :func:`jboost.objective.curvature.informed_derivatives`.
     ``"secant"``: |g| / sqrt(t^2 + delta^2), the smoothed majorize-minimize weight
@@ -261,14 +261,14 @@ def derivatives(
     :func:`leave_out_lost`.
 
     Args:
-      smooth: whether derivatives at F +- delta are needed, if it is known: a program
-        then holds only the code that it runs. They are if some row has a minimum that
-        the policy looks at, or a derivative that is not finite. None: it is decided in
-        the program.
+      smooth: whether derivatives at F +- delta are needed, if known: a program then
+        holds only the code that it runs. They are needed if some row has a minimum that
+        the policy depends on, or a derivative that is not finite. None: the program
+        decides.
       raised: whether the curvature is raised to its least value; if not, that is left
         to :func:`least_curvature`.
       delta: the smoothing scale, if it is known.
-      seed: of what is drawn where information is estimated.
+      seed: the seed of random draws, used where information is estimated.
     """
     loss = objective.loss
     if curvature in EXPONENTS:
@@ -409,7 +409,7 @@ def _smooth_derivatives(
     loss = objective.loss
     if delta is None:
         delta, _ = smoothing_scale(objective, scores, weights)
-        if loss.num_scores > 1:  # whose rows may have no minima of their own
+        if loss.num_scores > 1:  # rows may have no minima of their own
             delta = _scale_by_steps(objective, weights, gradient, hessian, delta)
     delta = delta[:, None]
     if loss.straight:
@@ -434,7 +434,7 @@ def _smooth_derivatives(
 
 
 def _scale_by_steps(objective, weights, gradient, hessian, delta):
-    """Returns the smoothing scale of scores for which no row has a minimum of its own.
+    """Returns smoothing scales, with new ones for scores without a minimum in any row.
 
     Newton steps |g / h| take the place of the distances |F - F*|.
     """
@@ -462,7 +462,7 @@ def _secant(gradient, distance, delta):
     squares = [
         jnp.minimum(jnp.square(part * up), _MOST_SQUARE) for part in (distance, delta)
     ]
-    # Likewise, this keeps XLA from replacing the division by a product with rsqrt.
+    # This bound keeps XLA from replacing the division by a product with rsqrt.
     root = jnp.maximum(jnp.sqrt(squares[0] + squares[1]) * down, _LEAST_ROOT)
     return jnp.abs(gradient) / root
 
@@ -470,7 +470,7 @@ def _secant(gradient, distance, delta):
 def mean_positive(
     curvature: Float[Array, "K N"], weights: Float[Array, " N"]
 ) -> Float[Array, " K"]:
-    """Returns the weighted mean of the positive part."""
+    """Returns the weighted mean of the positive part of the curvature."""
     return weighted_mean(jnp.maximum(curvature, 0.0), weights)
 
 
@@ -480,9 +480,9 @@ def least_curvature(
     """Returns 1e-6 times the weighted mean of the positive part of the curvature.
 
     Args:
-      mean: from :func:`mean_positive`.
-      start: where scores interact, the mean curvature at the start of training, below
-        which it must not fall, either.
+      mean: the result of :func:`mean_positive`.
+      start: the mean curvature at the start of training, if scores interact; a second
+        lower bound, up to 4 times ``mean``.
     """
     least = _FLOOR * mean
     if start is None:

@@ -55,9 +55,9 @@ class Coupling(NamedTuple):
       competing: whether a score is one of several that compete: moving them
         together in some direction, all by the same amount for softmax, changes no
         row's loss.
-      move: that direction: by how much each score moves, in its own unit.
-      start: for scores that interact with others but do not compete, the weighted
-        mean of |H_kk| at the initial scores; otherwise 0.
+      move: the direction of that move: the distance of each score, in its own unit.
+      start: the weighted mean of |H_kk| at the initial scores, for scores that interact
+        with others but do not compete; otherwise 0.
     """
 
     competing: Bool[Array, " K"]
@@ -71,7 +71,7 @@ class Objective(NamedTuple):
     Attributes:
       loss: the programs of one row.
       constants: the numbers and arrays that the loss closes over.
-      targets: a pytree of arrays whose first axis is N.
+      targets: a pytree of arrays with a first axis of N.
       parameters: parameters of an adaptive loss, otherwise ().
       minimizer: the minimizer of each row's own loss [K, N], inf where it has none;
         None if no rule needs it.
@@ -115,7 +115,7 @@ def _as_numbers(numpy, known):
 def known_shares(
     known: Bool[Array, "K N"] | None, weights: Float[Array, " N"], num_scores: int
 ) -> Float[ArrayLike, " K"]:
-    """Returns the share of rows, by weight, whose target of each score is known.
+    """Returns, for each score, the share of rows by weight with a known target.
 
     1 for a score without a known target.
     """
@@ -149,7 +149,7 @@ def _loss_values(objective, scores):
 
 
 def without_minima(objective: Objective) -> Objective:
-    """Leaves out what programs of the loss alone do not need: they are shared more."""
+    """Drops fields that the loss alone does not use: more calls share a program."""
     return objective._replace(minimizer=None, kinks=None, coupling=None)
 
 
@@ -287,7 +287,7 @@ def _take_diagonal(rows):
 
 
 def own_curvatures(objective: Objective, scores: Float[Array, "K N"]):
-    """Returns what the user's curvature returns for every row, [K, N]."""
+    """Returns the result of the user's curvature function for every row, [K, N]."""
     return _own_curvatures(without_minima(objective), scores)
 
 
@@ -338,8 +338,8 @@ def map_information(
     """Applies ``finish(rows, *operands)`` to the information of blocks of rows.
 
     Args:
-      seeds: of what is drawn for each row.
-      finish: as for :func:`map_hessians`.
+      seeds: the seed of random draws of each row.
+      finish: a function of a module, see :func:`map_hessians`.
     """
     part = without_minima(objective)._replace(targets=seeds, parameters=())
     return _map_information(part, scores, finish, operands)
@@ -388,8 +388,8 @@ def weighted_means(
     """Returns :func:`weighted_mean` of each pair of values and weights.
 
     Args:
-      guess: of the greatest terms, two for each pair, where rows are sharded; see
-        :func:`jboost.numerics.exact.sum_guessed`. It changes no result.
+      guess: an estimate of the greatest terms, two for each pair, if rows are sharded;
+        see :func:`jboost.numerics.exact.sum_guessed`. It changes no result.
 
     Returns:
       The means, and the greatest terms.

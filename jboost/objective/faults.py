@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds rows whose loss or gradient cannot be used.
+"""Finds rows with a loss or a gradient that cannot be used.
 
-In: a loss bound to its data, and scores. Out: masks of rows, from which errors name the
-first one. Targets may be infinite or NaN where the loss is finite.
+In: a loss bound to its data, and scores. Out: masks of rows; errors name the first row
+of a mask. Targets may be infinite or NaN where the loss is finite.
 """
 
 from typing import Any
@@ -31,11 +31,11 @@ def find_gaps(targets: Any, weights: Any) -> Bool[np.ndarray, " N"]:
 
 
 def describe_gap(name: str, target: Any, row: int) -> str:
-    """Says that a target must be finite.
+    """Returns the message that a target must be finite.
 
     Args:
-      name: of the targets.
-      target: the one of the row, a pytree of numbers.
+      name: the name of the targets.
+      target: the target of the row, a pytree of numbers.
     """
     return (
         f"{name} must be finite in every row of positive weight, got "
@@ -45,10 +45,10 @@ def describe_gap(name: str, target: Any, row: int) -> str:
 
 
 def describe_lost_slope(target: Any, row: int, place: str) -> str:
-    """Says that a gradient must be finite, and what to change.
+    """Returns the message that a gradient must be finite, and how to achieve it.
 
     Args:
-      target: the one of the row, a pytree of numbers.
+      target: the target of the row, a pytree of numbers.
       place: a description of the score.
     """
     return (
@@ -62,7 +62,7 @@ def describe_lost_slope(target: Any, row: int, place: str) -> str:
 def warn_of_lost_rows(
     before: Int32[np.ndarray, "*M 3"], after: Int32[np.ndarray, "*M 3"], num_rows: int
 ) -> None:
-    """Warns of rows whose derivatives have become NaN or infinite in some rounds.
+    """Warns of rows with derivatives that became NaN or infinite in some rounds.
 
     Args:
       before, after: ``lost`` of the states of all runs before and after these rounds;

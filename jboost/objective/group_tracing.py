@@ -49,17 +49,17 @@ class GroupLoss:
     """Holds the programs of a loss for one group of each width.
 
     Attributes:
-      widths: of the tables, in order.
-      values, gradients: programs for one group of that width, which take (scores, key,
-        parameters, targets, where, weights) and the results of
-      early_values, early_gradients: programs of what does not depend on the scores,
-        which take (targets, where, weights): sorts of times, ideal gains.
+      widths: the widths of the tables, in order.
+      values, gradients: programs for one group of each width, which take (scores, key,
+        parameters, targets, where, weights) and the results of the early programs.
+      early_values, early_gradients: programs of the parts that do not depend on the
+        scores (sorts of times, ideal gains), which take (targets, where, weights).
       estimate: a program that takes all rows, for :func:`jboost.losses.adaptive`;
         otherwise None.
       reports_first: whether an adaptive loss is reported at its first parameters.
       inputs: which arguments the loss takes.
       num_scores: K.
-      by_pairs: of each width, whether a group takes memory for each pair of rows.
+      by_pairs: whether a group of each width takes memory for each pair of rows.
     """
 
     widths: tuple[int, ...]
@@ -125,7 +125,7 @@ def estimate_in_group(loss: Any, targets: Any, num_scores: int) -> Any:
     """Returns the parameters of an adaptive loss in one group; () for other losses.
 
     Args:
-      targets: of the rows of the group, which have scores of 0.
+      targets: the targets of the rows of the group; their scores are 0.
     """
     if not isinstance(loss, Adaptive):
         return ()
@@ -148,7 +148,7 @@ def trace_group_loss(
     Args:
       loss: ``loss(scores, targets, *, where) -> scalar``, or the result of
         ``adaptive``.
-      targets: a pytree of arrays (or shapes) whose first axis is N.
+      targets: a pytree of arrays (or shapes) with a first axis of N.
       num_scores: K.
       weighted: whether rows have weights; a loss gets them if it takes them.
 
@@ -233,7 +233,7 @@ def describe_group(rows, width, num_scores, inputs, weighted):
 
 
 def _trace_estimate(loss, rows, num_scores, constants):
-    """Traces the estimate of all rows; returns its program, and what it returns."""
+    """Traces the estimate of all rows; returns its program and result shapes."""
     (num_rows,) = {t.shape[0] for t in jax.tree.leaves(rows)}
     shape = (num_rows,) if num_scores == 1 else (num_rows, num_scores)
     floats = [jax.ShapeDtypeStruct(s, jnp.float32) for s in (shape, (num_rows,))]
@@ -312,7 +312,7 @@ _SEED = 4073  # one that users do not draw their targets with
 
 
 class _Change(NamedTuple):
-    """Two values of a group that should be equal, and what they differ in."""
+    """Two values of a group that should be equal, and a text on their difference."""
 
     first: float
     second: float
@@ -325,12 +325,13 @@ def check_loss_mask(
     """Checks that a loss accepts a group, and that masked rows do not change it.
 
     Args:
-      targets: of the rows of one group, on the host.
-      parameters: of an adaptive loss.
+      targets: the targets of the rows of one group, on the host.
+      parameters: parameters of an adaptive loss.
 
     Raises:
-      TypeError, ValueError: they do, or it does not. A loss that is only multiplied,
-        because it divides by the number of all rows, is warned of.
+      TypeError, ValueError: masked rows change the loss, or it does not accept a group.
+        A loss that is only multiplied, because it divides by the number of all rows,
+        causes a warning instead.
     """
     inputs = read_inputs(loss)
     if not inputs.where:
@@ -349,7 +350,7 @@ def check_loss_mask(
         return run(scores, key, parameters, group, where, weights)
 
     trial = _Trial(evaluate, targets, num_scores)
-    # What a key draws depends on the number of rows.
+    # Draws from a key depend on the number of rows.
     change = trial.find_change(same_size=inputs.key)
     if change is None:
         return
@@ -371,11 +372,11 @@ def check_metric_mask(
     """Checks that masked rows do not change a metric of groups.
 
     Args:
-      name: of the metric in the arguments of the user.
-      targets: of a few rows, on the host.
+      name: the name of the metric in the arguments of the user.
+      targets: the targets of a few rows, on the host.
 
     Raises:
-      ValueError: they do.
+      ValueError: masked rows change the metric.
     """
     inputs = read_inputs(function)
 
@@ -387,7 +388,7 @@ def check_metric_mask(
     trial = _Trial(run, targets, num_scores)
     try:
         change = trial.find_change()
-    except Exception:  # the first evaluation on all rows says what is wrong
+    except Exception:  # the first evaluation on all rows reports the error
         return
     if change is not None:
         raise ValueError(_explain(f"metrics[{show(name)}]", change))

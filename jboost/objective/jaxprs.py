@@ -4,7 +4,8 @@
 Closed-over arrays and float literals become inputs. The diagonal of a row's Hessian
 takes O(K): a gradient made of elementwise operations and of sums over the scores has
 the Jacobian diag(a) + sum_j b_j w_j', where w_j is the gradient of the j-th sum, and
-b_j is by how much it moves each entry. All are carried from operation to operation.
+b_j the derivative of each entry in that sum. All are carried from operation to
+operation.
 """
 
 from collections.abc import Sequence
@@ -17,13 +18,13 @@ import numpy as np
 from jax.extend import core as jex_core
 from jaxtyping import Array, Float
 
-# Calls whose bodies are inlined. Custom derivative rules can be dropped here, because
+# Calls with bodies that are inlined. Custom derivative rules can be dropped here: the
 # gradient and Hessian are traced from the original function, where the rules applied.
 _INLINED = (
     "jit", "pjit", "closed_call", "core_call", "remat", "checkpoint",
     "custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr",
 )  # fmt: skip
-# Operations whose result is zero if all their operands are zero.
+# Operations with a result of zero if all their operands are zero.
 _KEEP_ZERO = (
     "add", "add_any", "sub", "neg", "convert_element_type", "broadcast_in_dim",
     "reshape", "squeeze", "copy", "reduce_sum",
@@ -40,10 +41,10 @@ _DERIVATIVE_RULES = ("jvp_jaxpr_fun", "fwd_jaxpr_thunk", "bwd", "jvp", "fwd")
 
 @dataclass(frozen=True)
 class Program:
-    """Holds a function as a jaxpr, compared and hashed by what it computes.
+    """Holds a function as a jaxpr, compared and hashed by its content.
 
-    ``jaxpr`` takes constants, then arguments; ``constants`` are the indices of those
-    that it takes, in the loss's tuple of constants.
+    ``jaxpr`` takes constants, then arguments; ``constants`` are the indices of its
+    constants in the loss's tuple of constants.
     """
 
     jaxpr: jex_core.Jaxpr = field(compare=False, repr=False)
@@ -91,17 +92,17 @@ def trace_program(function, arguments, constants):
 def split_program(
     program: Program, late: Sequence[Any], most: int
 ) -> tuple[Program, Program]:
-    """Splits a program by what depends on its first arguments, the late ones.
+    """Splits off the part of a program that does not depend on its late arguments.
 
     Args:
-      late: shapes of the first arguments, which change from call to call; the others
-        do not.
-      most: numbers in an intermediate result that is kept; larger ones are computed
-        again.
+      late: shapes of the first arguments, which change from call to call; the others,
+        the early ones, do not.
+      most: the greatest size of an intermediate result that is kept; larger ones are
+        computed again.
 
     Returns:
       A program that takes the early arguments and returns intermediate results, and one
-      that takes all arguments and these results, and returns what the program does.
+      that takes all arguments and these results, and returns the program's results.
     """
     jaxpr = program.jaxpr
     first = len(program.constants) + len(jax.tree.leaves(late))
@@ -115,8 +116,8 @@ def split_program(
             after.append(equation)
         else:
             before.append(equation)
-    # From the last one on: what is too large to keep is computed again, which may need
-    # results of earlier ones.
+    # Backward from the last equation: results too large to keep are computed again,
+    # which may need results of earlier equations.
     needed = {v for e in after for v in _variables(e.invars)}
     needed.update(_variables(jaxpr.outvars))
     again = []
@@ -179,9 +180,9 @@ def retrace(program, run, inputs=None):
 
 
 def separate_products(program: Program, one: int) -> Program:
-    """Returns a program none of whose float32 products is contracted with a sum.
+    """Returns a program without float32 products that are contracted with a sum.
 
-    Whether XLA makes one FMA of a * b + c depends on what else a program holds. Then
+    Whether XLA makes one FMA of a * b + c depends on the rest of the program. Then
     the same loss would give other last bits for integer and for float targets, in a
     stream's program and under vmap. We compute (a * b) * 1 + c, where only the product
     with 1 can be contracted, which rounds nothing; XLA does not know that it is 1.
@@ -309,7 +310,7 @@ def _is_number(operand):
     """Returns whether an operand is a float literal, but not 0, infinite or NaN.
 
     Rules of differentiation compare with these. As parts of a program they let XLA
-    remove what they leave without effect.
+    remove operations that have no effect.
     """
     if not _is_float(operand):
         return False
@@ -369,7 +370,7 @@ def _static(value):
 
 
 def find_dependencies(jaxpr):
-    """Returns the indices of the inputs on which the outputs depend."""
+    """Returns the indices of the inputs that the outputs depend on."""
     needed = {v for v in jaxpr.outvars if not isinstance(v, jex_core.Literal)}
     for equation in reversed(jaxpr.eqns):
         if needed.intersection(equation.outvars):
@@ -467,14 +468,14 @@ class _Slopes(NamedTuple):
 
 
 class _Unknown(Exception):
-    """An operation whose Jacobian has another form."""
+    """Raised for an operation with a Jacobian of another form."""
 
 
 def trace_diagonal(gradient: Program, num_scores: int) -> Program | None:
     """Returns the program of the diagonal of the Hessian; None if it needs K^2 numbers.
 
     Args:
-      gradient: a program whose first argument is the K scores.
+      gradient: a program with the K scores as its first argument.
     """
     jaxpr, place = gradient.jaxpr, len(gradient.constants)
 

@@ -69,8 +69,8 @@ def bisect_minimum(
     float32 bit patterns.
 
     Args:
-      slope, start, step, wanted, num_probes: as for ``find_minimum``, but problems may
-        have any shape, and slopes no rounding error.
+      slope, start, step, wanted, num_probes: the arguments of ``find_minimum``, but for
+        problems of any shape, and slopes without rounding error.
     """
     here = slope(start)
     state = _begin_bracket(start, step, here)
@@ -105,7 +105,7 @@ def bisect_minimum(
 
 
 class _Bracket(NamedTuple):
-    """What is known about P problems; NaN for unknown points.
+    """Brackets of the minima of P problems; NaN for unknown points.
 
     Attributes:
       turn: number of probes on each side.
@@ -252,7 +252,7 @@ def _halve(numpy, state, slopes):
 
 
 _DISTANCES = 4  # slopes are compared at 2^-10, 1, 2^10 and 2^20 times the size
-_SIDE = 2.0**-20  # relative distance from a minimizer at which slopes are evaluated
+_SIDE = 2.0**-20  # relative distance from a minimizer to slopes evaluated beside it
 _LEAST_SIDE = 1e-36  # the same distance from 0
 BLOCK = 8192  # rows per block
 _MOST_ENTRIES = 2**22  # of the Hessians of a block that are in memory together
@@ -268,7 +268,7 @@ def find_minimizers(objective: Objective, num_rows: int) -> Float[Array, "K N"]:
     sign counts as a minimum, and so does a jump of the gradient to zero. A gradient
     that decays to zero (logistic loss at large scores) does not. For K > 1 a minimizer
     along one score is meaningful only where scores do not interact, so it is accepted
-    only in rows whose off-diagonal Hessian is zero.
+    only in rows with a diagonal Hessian.
 
     Rows are searched in blocks, and each block takes rows from all over the table. If
     no row of the first block has a minimum (logistic, softmax), the search stops and
@@ -516,7 +516,7 @@ def _mark_missing(numpy, found):
 
 
 def _separable_rows(objective, start):
-    """Returns a mask of rows whose Hessian is diagonal at two test points."""
+    """Returns a mask of rows with a diagonal Hessian at two test points."""
     points = _test_points(start)
     num_scores, num_rows = start.shape
     if num_scores > MANY_SCORES:
@@ -562,7 +562,7 @@ _JUMP = 2.0**-10  # of the slope far away: a smaller jump may be rounding
 
 
 def locate_minimizers(objective: Objective, num_rows: int) -> Float[Array, "K N"]:
-    """Returns what :func:`find_minimizers` finds, with derivatives.
+    """Returns the minimizers of :func:`find_minimizers`, with derivatives.
 
     With g and h the derivatives of a row's loss l at its minimizer F*, and d the change
     of a quantity at a fixed score: dF* = -dg / h. At a kink, where l is continuous and
@@ -619,7 +619,7 @@ def _derive(loss, minimizer, operands, tangents):
 def find_kinked(
     objective: Objective, point: Float[Array, "K N"], k: Int32[Array, ""]
 ) -> Bool[Array, " N"]:
-    """Returns the rows whose slope jumps at a point, along score k."""
+    """Returns a mask of the rows where the slope along score k jumps at a point."""
     near = _near(point[k])
     jump = _rise(objective, point, k, near)
     farther = _rise(objective, point, k, _FARTHER * near)
@@ -633,7 +633,7 @@ def _near(point):
 
 
 def _rise(objective, point, k, distance):
-    """Returns by how much the slope rises from one side of a point to the other."""
+    """Returns the rise of the slope from one side of a point to the other."""
     above, below = (
         gradients(objective, _add(point, k, d))[k] for d in (distance, -distance)
     )

@@ -37,7 +37,7 @@ _FADED = 2.0**-20  # relative to the steepest slope seen: zero to float32 precis
 JUMP = 1e-3
 RESOLVED = 2.0**-8  # of slopes farther away: slopes beside a root that is no noise
 _CLOSE = 2.0**-22  # relative distance of about two floats
-_PATIENCE = 3  # after so many moves of the same end, regula falsi counts as slow
+_PATIENCE = 3  # moves of the same end after which regula falsi counts as slow
 
 
 class Minimum(NamedTuple):
@@ -56,15 +56,15 @@ class Minimum(NamedTuple):
 
 
 class _State(NamedTuple):
-    """Holds what is known about P problems; NaN for unknown numbers.
+    """Holds the search state of P problems; NaN for unknown numbers.
 
     Attributes:
       turn: number of slopes evaluated so far.
-      point: where the next slope is evaluated.
+      point: the point of the next slope to evaluate.
       width: distance of the next probe from the start, while bracketing.
       left, right: nearest points of negative and of positive slope, or bounds.
       left_slope, right_slope: the slopes at these points.
-      zero_left, zero_right: ends of the interval on which the slope was seen to be 0.
+      zero_left, zero_right: ends of the interval where slopes were found to be 0.
       fall, rise: magnitudes of the steepest negative and positive slope seen.
       first: the slope at the start.
       run: number of positive slopes in a row; negative for negative slopes.
@@ -103,7 +103,7 @@ def find_minimum(
     """Finds minima when evaluating slopes is expensive.
 
     Brackets each minimum with growing steps, narrows the bracket, and locates both
-    edges of an interval on which the slope is zero.
+    edges of an interval of zero slope.
 
     Args:
       slope: returns the derivatives at one point per problem, and the magnitude [P] of

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Estimates the curvature of a loss that couples rows, from products with its Hessian.
 
-In: a loss of groups bound to its data, scores, and what earlier rounds found. Out: the
-gradient and a positive curvature of every row. A product y = H z with random signs z
-costs about two gradients, and z y estimates the diagonal of H without bias
+In: a loss of groups bound to its data, scores, and the probe of the previous round.
+Out: the gradient and a positive curvature of every row. A product y = H z with random
+signs z costs about two gradients, and z y estimates the diagonal of H without bias
 (Hutchinson 1990; Bekas, Kokiopoulou and Saad 2007), with the variance sum_j H_ij^2 over
-the other rows of the group. One product a round is averaged over rounds, because scores
-move slowly.
+the other rows of the group. Each round computes one product. The products are averaged
+over rounds, because scores move slowly.
 
-Where the Hessian says nothing (hinge losses, smoothed 0-1 losses), differences of
-gradients take its place, at a distance at which the gradient changes.
+If the Hessian carries no information (hinge losses, smoothed 0-1 losses), differences
+of gradients replace it. Their distance is large enough for the gradient to change.
 """
 
 from collections.abc import Callable
@@ -31,24 +31,24 @@ from jboost.objective.evaluation import weighted_mean
 
 Product = Callable[[Float[Array, "K N"]], Float[Array, "K N"]]
 
-_MEMORY = 10  # rounds that the average remembers
+_MEMORY = 10  # number of rounds in the running average
 _FLOOR = 0.05  # least curvature of a row, relative to the mean
-_SMALL = 8  # rows of a group whose diagonal is found exactly
-_INTERVAL = 20  # rounds after which distance and choice of differences are renewed
-_DISTANCES = (-10, 10)  # powers of 4
-_CHANGE = 0.25  # of the gradient, at the distance of differences
-_JUMP = 30  # between the mean curvatures of rounds, after which the average restarts
-_FLAT = 1e-4  # of the steepness of the gradient: no curvature
-_LEAST_SHARE = 0.25  # of the curvature by differences, below which H is not used
+_SMALL = 8  # the largest group, in rows, that gets its exact diagonal
+_INTERVAL = 20  # rounds between updates of the distance and of the use of differences
+_DISTANCES = (-10, 10)  # range of the distance, as powers of 4
+_CHANGE = 0.25  # relative change of the gradient at the distance of differences
+_JUMP = 30  # ratio of the mean curvatures of rounds that restarts the average
+_FLAT = 1e-4  # a smaller share of the steepness of the gradient is no curvature
+_LEAST_SHARE = 0.25  # H is unused below this share of the curvature by differences
 
 
 class Probe(NamedTuple):
-    """What rounds hand on.
+    """The state of the estimate, passed from round to round.
 
     Attributes:
       curvature: the average estimate of each row.
-      distance: of differences of gradients, in units of the score.
-      differs: whether differences take the place of the Hessian.
+      distance: the distance of differences of gradients, in units of the score.
+      differs: whether differences replace the Hessian.
     """
 
     curvature: Float[Array, "K N"]
@@ -73,8 +73,8 @@ def linearize(
         return jax.jvp(gradient_at, (scores,), (direction,))[1]
 
     if any(objective.loss.by_pairs):
-        # What a linear function keeps of many pairs takes longer to write and read
-        # than to compute.
+        # The values that linearization stores for many pairs take longer to write and
+        # read than to compute again.
         multiply = linearize_by_group(objective, scores) or multiply_again
     else:
         _, multiply = jax.linearize(gradient_at, scores)
@@ -100,14 +100,14 @@ def renew_probe(
     probe: Probe,
     round_number: Int32[Array, ""],
 ) -> tuple[Float[Array, "K N"], Probe]:
-    """Makes the probe of a round.
+    """Computes the gradient of a round and updates the probe.
 
     Args:
-      objective: its ``words`` seed the signs.
-      probe: of the round before.
+      objective: the loss bound to its data; its ``words`` seed the signs.
+      probe: the probe of the previous round.
 
     Returns:
-      The gradient of every row, and the probe.
+      The gradient of every row, and the new probe.
     """
     signs = _draw_signs(objective.words, scores)
 
@@ -131,8 +131,8 @@ def renew_probe(
 def _is_outdated(objective, average, found):
     """Returns whether the curvature is far from the average of earlier rounds.
 
-    The average then says nothing any more, as for correlations, whose curvature falls
-    with the square of the scale of the scores.
+    The average is then useless. Example: the curvature of a correlation falls with the
+    square of the scale of the scores.
     """
     new, old = _mean(objective, found), _mean(objective, jnp.maximum(average, 0.0))
     return (new > _JUMP * old) | ((new > 0) & (_JUMP * new < old))
@@ -142,9 +142,9 @@ class _Search(NamedTuple):
     """The search for the distance of differences.
 
     Attributes:
-      power: of 4, the distance.
-      turn: 0 while it is sought, 1 while the gradient below is missing, 2 at the end.
-      above: the gradient at that distance along the signs, and ``below`` against them.
+      power: the base-4 logarithm of the distance.
+      turn: 0 during the search, 1 while the gradient below is missing, 2 at the end.
+      above, below: the gradients at this distance along the signs and against them.
     """
 
     power: Int32[Array, ""]
@@ -156,10 +156,10 @@ class _Search(NamedTuple):
 def _compare(objective, scores, signs, gradient, product, probe, due):
     """Returns the product to use, whether the loss is at a saddle, and the probe.
 
-    The distance is the least power of 4 at which the gradient changes by a quarter.
-    The Hessian is not used if the curvature that it finds along the signs is below a
-    quarter of that of the differences. At a saddle (correlations at equal scores)
-    neither bends upward: the distance is then the length of a step.
+    The distance is the least power of 4 that changes the gradient by a quarter. The
+    Hessian is not used if its curvature along the signs is below a quarter of the
+    curvature by differences. At a saddle (correlations at equal scores) neither bends
+    upward: the distance is then the length of a step.
     """
     wanted = _CHANGE * _size(objective, gradient)
     first, last = _DISTANCES

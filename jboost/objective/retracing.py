@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Traces a loss once, for loops that call ``boost_step`` round by round.
 
-In: a loss and targets, as for :func:`jboost.objective.tracing.trace_loss`. Out: what it
-returned before for the same function, the same values that the function reads, and
-targets of the same shapes.
+In: a loss and targets, as for :func:`jboost.objective.tracing.trace_loss`. Out: its
+result. An earlier result is reused if the function, the values that the function reads,
+and the shapes of the targets are the same.
 """
 
 import inspect
@@ -25,7 +25,7 @@ from jboost.objective.tracing import trace_loss
 
 _traced = IdentityCache()
 _SCALARS = (bool, int, float, complex, str, bytes, type(None), np.generic)
-# Functions of these packages do not change what they compute.
+# Functions of these packages always compute the same result.
 _STABLE = ("jax", "jboost", "numpy", "optax", "functools", "math", "builtins")
 
 
@@ -41,14 +41,15 @@ def trace_loss_once(
     widths: Sequence[int] | None = None,
     weighted: bool = False,
 ) -> tuple[Any, tuple[Any, ...]]:
-    """Does what ``trace_loss`` does; remembers the result as long as the loss lives.
+    """Returns the result of ``trace_loss``, cached as long as the loss lives.
 
-    Both functions are traced again if a number, an array or a function that they read
-    (from a closure, defaults or global variables) was replaced. What reads objects that
-    may change in place, NumPy arrays and lists for example, is traced each time.
+    Loss and curvature are traced again if a number, an array or a function that they
+    read (from a closure, defaults or global variables) was replaced. Functions that
+    read objects that may change in place, such as NumPy arrays, are always traced.
 
     Args:
-      widths, weighted: of a loss of groups; see :func:`trace_group_loss`.
+      widths, weighted: arguments of :func:`trace_group_loss`, for a loss of groups;
+        ``widths`` is None for a loss of one row.
     """
 
     def trace():
@@ -56,7 +57,7 @@ def trace_loss_once(
             return trace_loss(loss, targets, num_scores, curvature)
         return trace_group_loss(loss, targets, widths, num_scores, weighted)
 
-    if is_tracing():  # a compiled step traces once; what it traces must not be kept
+    if is_tracing():  # a compiled step traces once; its tracers must not be kept
         return trace()
     leaves, structure = jax.tree.flatten(targets)
     try:
@@ -69,7 +70,7 @@ def trace_loss_once(
 
 
 def _describe(value: Any, seen: dict[int, Any]) -> Hashable:
-    """Returns what two values have in common only if they compute the same.
+    """Returns a key that two values share only if they compute the same.
 
     Raises:
       _UnknownState: the value may change in place.

@@ -87,10 +87,11 @@ def _run_rows(program, constants, rows, targets, parameters):
 
 
 def _derive_rows(program, found, operands, tangents):
-    """Returns what the results of a program change by; 0 where that is not finite.
+    """Returns the change of a program's results along the tangents.
 
-    Such rows are replaced by another one first: multiplied by 0, an infinite derivative
-    is NaN, which would reach the derivative in whatever the rows share.
+    The change is 0 in rows without a finite result and derivative. Such rows are first
+    replaced by a finite row. Otherwise an infinite derivative, multiplied by 0, would
+    be NaN and reach the derivative in every value that the rows share.
     """
     constants, rows, targets, parameters = operands
     _, slope = jax.jvp(

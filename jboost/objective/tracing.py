@@ -108,7 +108,7 @@ def trace_loss(
 
     Args:
       loss: ``loss(score, target) -> scalar``, or the result of ``adaptive``.
-      targets: a pytree of arrays (or shapes) whose first axis is N.
+      targets: a pytree of arrays (or shapes); the first axis of each is N.
       num_scores: K.
       curvature: a function of the arguments of the loss that returns K numbers or a
         K x K matrix, or None.
@@ -377,7 +377,7 @@ def _check_gradient(loss, gradient, num_scores):
 
 
 def _warn_of_unused(loss, gradient, constants, num_scores):
-    """Warns about scores whose gradient is zero for all scores and targets."""
+    """Warns if the gradient in a score is zero for all scores and targets."""
     known = [constants[i] for i in gradient.constants]
     used = find_used_entries(gradient.jaxpr, known)
     unused = np.flatnonzero(~used).tolist()

@@ -104,7 +104,7 @@ class _Curves(NamedTuple):
       widths: {set: [R]}, half the width of the band around the line, for the sets that
         have a band.
       best: the round to mark, or None.
-      marked: the set whose line gets the mark.
+      marked: the name of the set that gets the mark on its line.
     """
 
     lines: dict[str, np.ndarray]
@@ -126,7 +126,8 @@ def learning_curve(
     the folds, with bands of one standard error on both sides.
 
     Args:
-      history: from :func:`jboost.fit` or :func:`jboost.cross_validate`.
+      history: a history from :func:`jboost.fit`, or the result of
+        :func:`jboost.cross_validate`.
       metric: one of ``history.metrics``; None draws the loss.
       ax: the axes to draw on; None creates a new figure.
 
@@ -269,11 +270,11 @@ def loss(
     The third panel shows the second derivative, and the positive curvature that
     training uses in its place; they are equal for a quadratic loss. A dotted line marks
     the minimizer of the loss for this target, if there is one. Training derives the
-    smoothing scale of the curvature from the data; :func:`jboost.inspect_loss` says
-    which scale is used here.
+    smoothing scale of the curvature from the data; :func:`jboost.inspect_loss` returns
+    the scale that is used here.
 
     Args:
-      loss, target, num_scores, k: as for :func:`jboost.inspect_loss`.
+      loss, target, num_scores, k: arguments of :func:`jboost.inspect_loss`.
       scores: the scores to evaluate, ascending; None uses the minimizer (or 0) plus or
         minus 4 max(1, |minimizer|).
       curvature: one policy, or several to compare; see :func:`jboost.fit`.

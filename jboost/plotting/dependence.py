@@ -65,7 +65,7 @@ def partial_dependence(
     Args:
       dependence: the result of :func:`jboost.partial_dependence`, or a model to compute
         it from. Individual curves are drawn if the result has them.
-      x, features, grid: as for :func:`jboost.partial_dependence`; only if
+      x, features, grid: arguments of :func:`jboost.partial_dependence`; only if
         ``dependence`` is a model.
       score: index of the score to draw if there are K > 1 scores. None draws the
         averages of all scores, which is possible only for one feature.

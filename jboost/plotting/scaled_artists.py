@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Defines text and lines whose size scales with their axes.
+"""Defines text and lines that scale with their axes.
 
 matplotlib measures fonts and lines in points, so text would outgrow its box when a
 figure is resized. In: a size in units of the axes. Out: artists that compute their size
@@ -16,7 +16,7 @@ from matplotlib.textpath import text_to_path
 
 
 class ScaledText(Text):
-    """Draws text whose font size is ``height`` units of its axes."""
+    """Draws text with a font size of ``height`` units of its axes."""
 
     def __init__(self, x: float, y: float, text: str, height: float, **style: Any):
         super().__init__(x, y, text, **style)
@@ -37,7 +37,7 @@ class ScaledText(Text):
 
 
 class ScaledBox(FancyBboxPatch):
-    """Draws a box whose line width is ``width`` units of its axes."""
+    """Draws a box with a line width of ``width`` units of its axes."""
 
     def __init__(self, width: float, *corner: Any, **style: Any):
         super().__init__(*corner, **style)
@@ -50,7 +50,7 @@ class ScaledBox(FancyBboxPatch):
 
 
 class ScaledCurve(PathPatch):
-    """Draws a curve whose line width is ``width`` units of its axes."""
+    """Draws a curve with a line width of ``width`` units of its axes."""
 
     def __init__(self, width: float, path: Any, **style: Any):
         super().__init__(path, fill=False, **style)

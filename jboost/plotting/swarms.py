@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _LOW, _MIDDLE, _HIGH = "#0072B2", "#A65FA8", "#D55E00"  # for light and dark styles
-_EDGES = (0.05, 0.95)  # quantiles of a feature at which the color scale ends
+_EDGES = (0.05, 0.95)  # quantiles of a feature at the ends of the color scale
 _WIDTH = 0.38  # half the width of a swarm; features are 1 apart
 _BINS = 80  # along the x-axis; points of a bin are spread vertically
-_FULL = 12  # points per bin at which a swarm has its full width, or more
+_FULL = 12  # least number of points in the fullest bin of a swarm of full width
 
 
 class _Table(NamedTuple):
@@ -152,7 +152,7 @@ def _order(frame: Frame, orders, categorical):
         if known is not None:
             levels = orders.get(index, [])
             rank = {level: float(number) for number, level in enumerate(levels)}
-            # The last entry is for missing cells, whose index becomes -1.
+            # The last entry is for missing cells: their index becomes -1.
             ranks = np.array([*(rank.get(v, np.nan) for v in known), np.nan])
             cells = np.asarray(frame.matrix)[:, index]
             matrix[:, index] = ranks[np.nan_to_num(cells, nan=-1).astype(int)]

@@ -23,7 +23,7 @@ from jboost.plotting.canvas import (
 def place_across(
     parents: Sequence[int], sizes: Sequence[float], gap: float
 ) -> np.ndarray:
-    """Returns positions perpendicular to the direction in which the tree grows.
+    """Returns positions perpendicular to the growth direction of the tree.
 
     Args:
       parents: the index of each node's parent, which precedes the node; -1 for the
@@ -78,7 +78,7 @@ def _join(left, right, gap):
 def place_along(
     depths: Sequence[int], sizes: Sequence[float], gap: float
 ) -> np.ndarray:
-    """Returns the start of each level in the direction in which the tree grows.
+    """Returns the start of each level along the growth direction of the tree.
 
     Args:
       depths: the depth of each node.
@@ -107,7 +107,7 @@ class Node(NamedTuple):
       depth: 0 for the root.
       condition: rows that satisfy it go left; "" if the node is drawn without children.
       missing_left: whether missing values go left.
-      values: of a leaf, one for each score that is drawn; none for inner nodes.
+      values: leaf values, one for each score that is drawn; empty for inner nodes.
       cover: the sum over all rows that reach the node; NaN if unknown.
       num_leaves: the number of leaves in its subtree; 1 for a leaf.
     """
@@ -150,7 +150,7 @@ def tree_to_dot(
     """Converts one tree to Graphviz, for ``dot -Tsvg`` or the graphviz package.
 
     Args:
-      model, round, score, feature_names, max_depth, precision: as for
+      model, round, score, feature_names, max_depth, precision: arguments of
         :func:`jboost.plotting.tree`.
 
     Returns:
@@ -397,12 +397,12 @@ def tree(
     Missing values follow the heavy line. Numbers in parentheses are the weight of the
     training rows in a node, or the cover stored in a model of another library. Leaves
     that raise the score are red, and leaves that lower it are blue. For a
-    RegressionTree, red and blue mean above and below the mean. The leaves of a tree
-    that several scores share show the values of all, or of the three scores whose
-    values are largest, and have no color.
+    RegressionTree, red and blue mean above and below the mean. If several scores share
+    a tree, its leaves have no color. They show the values of up to four scores; of
+    more, only the three of largest magnitude.
 
     Args:
-      model: from :func:`jboost.fit`, :func:`jboost.cart.fit_tree` or a reader.
+      model: a model of :func:`jboost.fit`, :func:`jboost.cart.fit_tree` or a reader.
       round: index of the round; negative ones count from the end.
       score: which tree of the round, or which values of a tree that all scores share.
         None draws the tree of score 0, or the shared one with the values of all scores.

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""New values for the leaves of a model whose structure stays."""
+"""New leaf values for a model with fixed splits."""

@@ -43,12 +43,12 @@ def trace_rows(
     """Traces the loss of a row with its derivatives in score and parameters.
 
     Args:
-      targets: of all rows.
-      parameters: float32 arrays; without any the loss takes two arguments.
-      constants: the arrays that the loss closes over are appended.
+      targets: the targets of all rows.
+      parameters: float32 arrays; if there are none, the loss takes two arguments.
+      constants: a list that receives the arrays that the loss closes over.
 
     Raises:
-      TypeError, ValueError: it is not a loss.
+      TypeError, ValueError: the loss is invalid.
     """
     with_parameters = bool(jax.tree.leaves(parameters))
     loss = widen_loss(loss, targets, num_scores)
@@ -60,7 +60,7 @@ def trace_rows(
     if with_parameters and callable(loss):
         trace_loss(lambda s, t: value(s, t, parameters), targets, num_scores)
     else:
-        trace_loss(loss, targets, num_scores)  # raises for what is not a loss
+        trace_loss(loss, targets, num_scores)  # raises for an invalid loss
     score = jax.ShapeDtypeStruct((num_scores,) if num_scores > 1 else (), jnp.float32)
     row = jax.tree.map(lambda t: jax.ShapeDtypeStruct(t.shape[1:], t.dtype), targets)
     program = jax.value_and_grad(value, argnums=(0, 2))
@@ -73,7 +73,7 @@ def trace_update(
     """Traces a step of the optimizer: (gradients, state, values) -> (changes, state).
 
     Raises:
-      TypeError: it needs more than that.
+      TypeError: the optimizer needs other arguments.
     """
     try:
         with usual_rules():
@@ -90,18 +90,18 @@ def trace_update(
 
 @contextmanager
 def usual_rules() -> Iterator[None]:
-    """Sets JAX's usual rules, for which optimizers are written."""
+    """Sets JAX's default promotion rules, which optimizers rely on."""
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         yield
 
 
 class Values(NamedTuple):
-    """What is trained.
+    """The trained values.
 
     Attributes:
-      leaf: the change of the leaf values, in the unit of scores over R.
+      leaf: the change of the leaf values, in the unit of scores divided by R.
       init_score: the change of the initial score, in the unit of scores.
-      parameters: of the loss, in their own units.
+      parameters: the parameters of the loss, in their own units.
     """
 
     leaf: Float[Array, "R K L"]
@@ -113,8 +113,8 @@ class Part(NamedTuple):
     """Rows and their leaves.
 
     Attributes:
-      leaves: as small integers.
-      offset: with the initial score of the given model.
+      leaves: leaf indices, stored as small integers.
+      offset: the offset plus the initial score of the given model.
     """
 
     leaves: Shaped[Array, "R K N"]
@@ -124,13 +124,13 @@ class Part(NamedTuple):
 
 
 class Fixed(NamedTuple):
-    """What stays the same from step to step.
+    """Inputs that all steps share.
 
     Attributes:
       old: the leaf values of the given model.
-      unit: of scores: their standard deviation.
-      loss_unit: what the loss is divided by.
-      pull: the curvature of the penalty, for values in their units.
+      unit: the unit of scores: their standard deviation.
+      loss_unit: the unit of the loss, its divisor in the objective.
+      pull: the curvature of the penalty on ``Values.leaf``.
       held: the validation rows; None if there are none.
     """
 
@@ -145,12 +145,12 @@ class Fixed(NamedTuple):
 
 
 class Progress(NamedTuple):
-    """Where the descent stands.
+    """The state of the descent.
 
     Attributes:
-      best: the values with the least loss on the validation rows, or, without such,
-        the least objective on the training rows; found before ``best_epoch``.
-      over: whether the loss is not finite, or has not improved for long.
+      best: the values with the least loss on the validation rows or, without these,
+        the least objective on the training rows; those before epoch ``best_epoch``.
+      over: whether the loss is not finite, or has not improved for too many epochs.
     """
 
     epoch: Int32[Array, ""]
@@ -163,7 +163,7 @@ class Progress(NamedTuple):
 
 
 class Curves(NamedTuple):
-    """The weighted mean losses before each epoch; NaN where none was made."""
+    """The weighted mean losses before each epoch; NaN for epochs that did not run."""
 
     train: Float[Array, " E"]
     held: Float[Array, " E"]
@@ -177,7 +177,7 @@ class DescentPrograms(NamedTuple):
         the score and the parameters.
       update: (gradients, state, values) -> the changes of the values and the next
         state of the optimizer.
-      batch: rows of a step; None for all.
+      batch: the number of rows of a step; None: all rows.
     """
 
     loss: Program
@@ -212,7 +212,7 @@ def run_epochs(
 
 
 def _run_epoch(programs, fixed, patience, progress):
-    """Evaluates the losses, and makes the steps of an epoch."""
+    """Evaluates the losses, then makes the steps of an epoch."""
     values = progress.values
     train_loss, gradient = differentiate(programs.loss, fixed, fixed.train, values)
     if fixed.held is None:
@@ -296,12 +296,12 @@ def differentiate(
 ) -> tuple[Float[Array, ""], Values]:
     """Returns the weighted mean loss, and the gradient of the objective.
 
-    The objective is the mean loss in its unit, and pull / 2 times the sum of squares
-    of the changes of leaf values. The gradient in the parameters is of the mean loss
-    itself.
+    The objective is the mean loss in its unit, plus pull / 2 times the sum of squares
+    of the changes of leaf values. The gradient in the parameters is that of the mean
+    loss itself.
 
     Args:
-      total: what weighted sums are divided by; None for the sum of the weights.
+      total: the divisor of weighted sums; None: the sum of the weights.
     """
     total = sum_rows(part.weights) if total is None else total
     found, (slopes, of_parameters) = _evaluate_rows(loss, fixed, part, values)
@@ -332,7 +332,7 @@ def current_leaves(fixed: Fixed, values: Values) -> Float[Array, "R K L"]:
     """Returns the leaf values: the old ones plus changes in scores' units over R."""
     unit = fixed.unit / max(1, values.leaf.shape[0])
     new = fixed.old + values.leaf * unit[None, :, None]
-    # What did not change keeps its bits, the sign of a zero included.
+    # Unchanged values keep their bits, including the sign of a zero.
     return jnp.where(values.leaf == 0, fixed.old, new)
 
 
@@ -341,12 +341,12 @@ def start_units(
 ) -> tuple[
     Float[Array, " K"], Float[Array, " K"], list[Float[Array, " _"]], Bool[Array, " N"]
 ]:
-    """Returns what the units are made of, and the losses of all rows at the start.
+    """Computes the quantities that define the units, and the losses at the start.
 
     Returns:
       The standard deviation of the scores of the training rows (1 where it is 0),
-      without their offset; the mean magnitude of the gradient; the losses of each part;
-      the training rows whose gradient is NaN.
+      without their offset; the mean magnitude of the gradient; the losses of the rows
+      of each part; a mask of the training rows with a NaN in their gradient.
     """
     train = parts[0]
     total = sum_rows(train.weights)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows whose leaves in a given model are known.
+"""Rows with their leaves in a given model.
 
 In: a model, and rows as a user passes them. Out: checked targets, weights and offsets
 on the device, padded as for training, and the leaf of every row in each tree.
@@ -21,17 +21,17 @@ from jboost.tables.sparse import is_sparse
 from jboost.tables.targets import check_weights
 from jboost.training.rows import PaddedRows, put_rows
 
-_MOST_ROUNDS = 16  # whose leaf indices are computed at a time
+_MOST_ROUNDS = 16  # the most rounds per computation of leaf indices
 _MOST_LEAVES = 2**26  # leaf indices of all rows and rounds at a time
 
 
 class ModelRows(NamedTuple):
-    """Rows on the device, and the table that their leaves are found in.
+    """Rows on the device, and the table that determines their leaves.
 
     Attributes:
       x: a matrix with the columns of the model; the table as it was passed if it is
         sparse, or if the model compares columns in float64.
-      rows: without codes.
+      rows: the rows on the device, without codes.
     """
 
     x: Any
@@ -51,14 +51,13 @@ def read_rows(
 
     Args:
       parts: x, y, sample_weight, offset; the last two may be None.
-      loss: that the targets must be in the domain of.
+      loss: the loss; the targets must be in its domain.
       padded: whether rows may be padded.
-      prefix: of the names of arguments in errors.
-      held: whether the rows are held out, and may have categories that the model does
-        not know.
+      prefix: the prefix of argument names in errors.
+      held: whether the rows are held out, and may have categories that the model lacks.
 
     Raises:
-      TypeError, ValueError: for rows that do not suit the model or the loss.
+      TypeError, ValueError: the rows do not suit the model or the loss.
     """
     x, y, weights, offset = parts
     frame = read_frame(
@@ -87,7 +86,7 @@ def read_rows(
 
 
 def _check_known(model, frame, weights):
-    """Refuses categories that the splits of the model do not know."""
+    """Raises for categories that the model lacks, in rows of positive weight."""
     categories, names = model.categories, model.feature_names
     check_values(frame.matrix, categories.features, "x", names)
     used = slice(None) if weights is None else np.asarray(weights) > 0
@@ -107,7 +106,7 @@ def _check_known(model, frame, weights):
 
 
 def count_rounds(model: Ensemble, rows: PaddedRows) -> int:
-    """Returns of how many rounds leaves are found at a time."""
+    """Returns the number of rounds per computation of leaf indices."""
     return max(1, min(_MOST_ROUNDS, _MOST_LEAVES // max(1, rows.offset.size)))
 
 

@@ -86,9 +86,10 @@ def refit(
 
         value = decay * old value + (1 - decay) * learning_rate * fitted value
 
-    so that each round corrects what the rounds before it now leave. The same holds for
-    the initial score. LightGBM's ``Booster.refit(decay_rate=0.9)`` and XGBoost's
-    ``process_type="update", updater="refresh"`` (decay 0) do this.
+    so that each round corrects the remaining errors of the rounds before it. The
+    initial score is mixed in the same way. This is the method of LightGBM's
+    ``Booster.refit(decay_rate=0.9)`` and XGBoost's ``process_type="update",
+    updater="refresh"`` (decay 0).
 
     A leaf without rows of positive weight keeps its old value. With the training rows,
     the loss and the settings of training, and decay 0, the result is the trained model,
@@ -97,25 +98,25 @@ def refit(
     rows, and new values need not be monotone.
 
     Args:
-      model: from :func:`jboost.fit`, a file or another library; of an estimator, its
-        ``model_``.
+      model: a model from :func:`jboost.fit`, a file or another library; for an
+        estimator, its ``model_``.
       x, y: the rows, as for :func:`jboost.fit`, with the columns and
         categories of the model. Dense or sparse; not a stream.
       loss: ``loss(score, target) -> scalar`` for one row. It may be another one than in
         training, with the same number of scores K.
-      sample_weight: [N], >= 0.
-      offset: [N] or [N, K], added to the score.
-      decay: what share of the old values is kept, from 0 (only the rows count) to 1
+      sample_weight: row weights [N], >= 0.
+      offset: numbers [N] or [N, K], added to the score.
+      decay: the share of the old values that is kept, from 0 (only the rows count) to 1
         (nothing changes).
-      learning_rate: that of training, which the model does not store: a number, or a
-        schedule: round -> number.
-      l1, l2, max_delta_step, regularization, curvature, leaf_solver: as for
+      learning_rate: the learning rate of training, which the model does not store: a
+        number, or a schedule: round -> number.
+      l1, l2, max_delta_step, regularization, curvature, leaf_solver: arguments of
         :func:`jboost.fit`.
       init_score: the new initial score: "auto" for the argmin of the weighted loss,
         "median" of the rows' own minimizers, a number or K numbers.
         ``model.init_score`` keeps the old one.
       progress: shows a bar.
-      implementation: as for :func:`jboost.fit`.
+      implementation: the kernels to run, as for :func:`jboost.fit`.
 
     Returns:
       A new model. Its ``sums``, which importance and SHAP values use, are those of the
@@ -138,7 +139,7 @@ def refit(
     """
     check_model(model)
     decay = float(checks.check_number("decay", decay, least=0.0, most=1.0))
-    # A tree of training whose root is lighter than min_child_weight adds nothing.
+    # In training, a tree adds nothing if its root is below min_child_weight.
     settings = read_settings(
         {
             **locals(), "num_scores": model.num_scores, "min_child_weight": 0.0,
@@ -312,7 +313,7 @@ def _sum_old_leaves(problem: Problem, now: RoundPlan, leaf: Any, old: Any) -> Tr
 
 
 def _bare_tree(values, limits):
-    """Returns a tree without splits, of which only leaves are looked at."""
+    """Returns a tree without splits, for functions that read only its leaves."""
     none: Any = None
     bounds = None
     if limits.values is not None:

@@ -53,12 +53,13 @@ class Refinement:
     """The curves of :func:`jboost.refine`.
 
     Attributes:
-      train_loss: weighted mean loss of the training rows before the first epoch, and
-        after each, [1 + epochs].
-      validation_loss: the same of the validation rows; None without.
-      best_epoch: after how many epochs the returned values were found; 0: they are the
-        given ones.
-      parameters: of the loss, with the returned values; () without.
+      train_loss: the weighted mean loss of the training rows before the first epoch,
+        and after each, [1 + epochs].
+      validation_loss: the same for the validation rows; None without these.
+      best_epoch: the number of epochs that led to the returned values; 0: they are
+        the given ones.
+      parameters: the parameters of the loss that go with the returned values; () if
+        there are none.
     """
 
     train_loss: np.ndarray
@@ -117,8 +118,8 @@ def refine(
     validation rows. The page "New leaf values" has figures.
 
     Args:
-      model: from :func:`jboost.fit`, a file or another library; of an estimator, its
-        ``model_``.
+      model: a model from :func:`jboost.fit`, a file or another library; for an
+        estimator, its ``model_``.
       x, y: the rows, as for :func:`jboost.fit`, with the columns and
         categories of the model. Dense or sparse; not a stream. Memory: one byte for
         each row, round and score (two or four if a tree has more than 256 or 65,536
@@ -126,24 +127,25 @@ def refine(
       loss: ``loss(score, target) -> scalar`` for one row, or ``loss(score, target,
         parameters)`` if ``parameters`` are given. It may be another one than in
         training; not adaptive.
-      validation: (x, y), (x, y, sample_weight) or (x, y, sample_weight, offset): rows
-        whose loss decides which values are returned.
-      sample_weight: [N], >= 0.
-      offset: [N] or [N, K], added to the score.
-      parameters: of the loss, a pytree of numbers or arrays, trained along with the
-        leaves, in their own units. A positive number is best given by its logarithm.
-      optimizer: an ``optax.GradientTransformation``; None for ``optax.adam(0.01)``.
-      num_epochs: passes over the rows.
-      early_stopping_epochs: stop after so many epochs without improvement; None: never.
-      l2: pulls leaf values to the given ones: counted in average rows, like that of
+      validation: (x, y), (x, y, sample_weight) or (x, y, sample_weight, offset); the
+        values with the least loss on these rows are returned.
+      sample_weight: row weights [N], >= 0.
+      offset: numbers [N] or [N, K], added to the score.
+      parameters: the parameters of the loss, a pytree of numbers or arrays, trained
+        along with the leaves, in their own units. A positive number is best given by
+        its logarithm.
+      optimizer: an ``optax.GradientTransformation``; None: ``optax.adam(0.01)``.
+      num_epochs: the number of passes over the rows.
+      early_stopping_epochs: epochs without improvement before a stop; None: never stop.
+      l2: pulls leaf values to the given ones; counted in average rows, like that of
         :func:`jboost.fit`, if all trees move together.
       batch_size: rows of a step, drawn anew in each epoch; None: all rows.
-      seed: of the batches.
+      seed: the random seed of the batches.
       progress: shows a bar.
-      implementation: as for :func:`jboost.fit`.
+      implementation: the kernels to run, as for :func:`jboost.fit`.
 
     Returns:
-      The new model, whose ``sums`` are still those of training, and a
+      The new model, which keeps the ``sums`` of training, and a
       :class:`jboost.Refinement`: the losses by epoch, and the parameters.
 
     Raises:
@@ -311,7 +313,7 @@ def _make_part(model, given: ModelRows) -> Part:
 
 
 def _check_losses(part, name, values):
-    """Raises for the first row whose loss is not finite."""
+    """Raises for the first row with a loss that is not finite."""
     data = part.rows.data
     bad = ~np.isfinite(values) & (np.asarray(data.weights) > 0)
     if bad.any():
@@ -324,7 +326,7 @@ def _check_losses(part, name, values):
 
 
 def _check_slopes(part, lost):
-    """Raises for the first row whose gradient is NaN."""
+    """Raises for the first row with a NaN gradient."""
     data = part.rows.data
     bad = lost & (np.asarray(data.weights) > 0)
     if bad.any():

@@ -40,19 +40,19 @@ _SEED = 4073  # one that users do not draw their targets with
 
 
 def is_of_groups(loss: Any, groups: Any, y: Any, num_scores: int) -> bool:
-    """Returns whether a loss is one of a group.
+    """Returns whether a loss is a loss of a group of rows.
 
-    It is if it requires ``where``, or if ``groups`` are no labels. With labels, another
-    loss is evaluated on all rows of one group: losses of a row fail or do not return a
-    scalar, or they return the sum over the rows.
+    It is if it requires ``where``, or if ``groups`` are not labels. With labels, any
+    other loss is evaluated on all rows of one group: losses of a row fail or do not
+    return a scalar, or they return the sum over the rows.
 
     Args:
-      loss: with its parameters bound.
-      groups: as given.
-      y: the targets, as given.
+      loss: the loss with its parameters bound.
+      groups: the argument ``groups`` of the call.
+      y: the targets as passed to the call.
 
     Raises:
-      ValueError: the loss may be of a group and of a row, and they differ.
+      ValueError: the loss accepts both a group and a row, and its values differ.
     """
     if needs_groups(loss) or isinstance(groups, str | RowGroups):
         return True
@@ -140,7 +140,7 @@ class Comparison(NamedTuple):
     """The arguments of a call that are not hyperparameters; all points share them.
 
     Attributes:
-      mesh: whose devices share the models; None: one device.
+      mesh: the devices that share the models; None: one device.
       keeps_models: whether to keep trees and the scores of held-out rows.
     """
 
@@ -353,7 +353,7 @@ def _weigh_groups(rows, folds, losses, weighted):
 
 
 def _check_mesh(mesh):
-    """Refuses what is no mesh, and the devices of other processes."""
+    """Raises for an invalid mesh, or one with devices of other processes."""
     if spans_processes(check_mesh(mesh)):
         raise ValueError(
             "mesh must hold devices of this process alone, whose models they share, "

@@ -42,8 +42,8 @@ class CrossValidation:
       standard_error: standard error of ``mean``: the standard deviation over the folds
         (ddof 1) divided by sqrt(folds); NaN for one fold.
       best_round: the round (from 0) of the best mean; -1 if there was no round.
-      scores: of each row after the best round, offset included, from the folds that
-        held it out (their mean, if several did); NaN where none did.
+      scores: scores of each row after the best round, offset included, from the fold
+        that held it out (a mean over folds, if several did); NaN if none did.
       held_out: the rows that each fold held out.
       models: the ensembles of the best round, every array with a leading axis of
         folds; None without ``return_models``.
@@ -80,7 +80,7 @@ class CrossValidation:
 
     @property
     def one_se_round(self) -> int:
-        """First round whose mean is within one standard error of the best."""
+        """First round with a mean within one standard error of the best."""
         if self.best_round < 0:
             return -1
         ranks, best = self.by.rank(self.mean), self.best_round
@@ -123,7 +123,7 @@ def cross_validate(
     chosen once from all rows; they depend on x and the weights only.
 
     Args:
-      x, y, loss: as for :func:`jboost.fit`; x must be in memory, dense or sparse.
+      x, y, loss: arguments of :func:`jboost.fit`; x is in memory, dense or sparse.
       folds: the number of folds, drawn at random with sizes that differ by at most
         one; or an integer per row, the fold that holds it out (negative: none does);
         or pairs (training rows, held-out rows) of indices or masks; or a splitter of
@@ -140,10 +140,10 @@ def cross_validate(
         on a single row and so cannot be one of a row.
       shuffle: False: folds are contiguous blocks of rows.
       sample_weight: weights of both training and held-out losses.
-      metrics: as for :func:`jboost.fit`, on the held-out rows of each fold.
+      metrics: metrics of the held-out rows of each fold, as for :func:`jboost.fit`.
       by: the criterion that compares rounds, as for :func:`jboost.fit`; its mean over
         the folds counts.
-      offset, progress, feature_names, implementation: as for :func:`jboost.fit`.
+      offset, progress, feature_names, implementation: arguments of :func:`jboost.fit`.
       mesh: a ``jax.sharding.Mesh`` of this process's devices, which share the models;
         each device holds all rows.
       return_models: whether to keep the model of each fold, of ``best_round + 1``
@@ -226,19 +226,21 @@ def _held_out_scores(study, curve):
 class Sweep:
     """The result of a sweep over P points; R is the largest number of rounds.
 
-    A point that stopped early, or whose training loss became NaN or infinite, has NaN
-    in the rounds that it did not make.
+    A point has NaN in the rounds that it did not make, because it stopped early or its
+    training loss became NaN or infinite.
 
     Attributes:
       points: the values that each point set, as given.
-      train_loss, validation_loss: as in :class:`CrossValidation`, for each point.
-      metrics: {name: [P, folds, R]}.
-      mean, standard_error: of the criterion that compares points and rounds.
-      best_rounds: the round (from 0) of the best mean of each point; -1 without one,
-        so where no mean is finite.
+      train_loss, validation_loss: the losses of each point; see
+        :class:`CrossValidation`.
+      metrics: {name: [P, folds, R]}, on the held-out rows.
+      mean, standard_error: mean over the folds of the criterion ``by``, and its
+        standard error.
+      best_rounds: the round (from 0) of the best mean of each point; -1 if no mean of
+        the point is finite.
       best: index of the point with the best mean, the first of equal ones.
       held_out: the rows that each fold held out.
-      by: as in :class:`CrossValidation`.
+      by: the criterion that compares points and rounds; see :class:`CrossValidation`.
     """
 
     points: tuple[dict[str, Any], ...]
@@ -339,21 +341,21 @@ def sweep(
     leaf_solver, loss) has a program of its own; these run one after another.
 
     Args:
-      x, y, loss: as for :func:`jboost.fit`.
-      points: {name: values}, of which every combination is tried; or a sequence of
-        points {name: value}. A name is an argument listed above or a keyword of the
-        loss: ``jb.sweep(x, y, jb.losses.huber, dict(delta=[0.5, 1.0]), ...)``. The
-        arguments below hold for what a point does not name.
+      x, y, loss: arguments of :func:`jboost.fit`.
+      points: {name: values}, to try every combination; or a sequence of points
+        {name: value}. A name is an argument listed above or a keyword of the loss:
+        ``jb.sweep(x, y, jb.losses.huber, dict(delta=[0.5, 1.0]), ...)``. The
+        arguments below apply to names that a point does not set.
       grid: False: point i takes the i-th value of each name (for a random search); all
         names then have equally many values.
       by: the criterion that compares rounds and points, as for
         :func:`jboost.cross_validate`. It must name a metric if points differ in their
         loss, because values of different losses are not comparable.
-      folds, stratify, groups, shuffle, metrics: as for :func:`jboost.cross_validate`;
-        all points have the same folds and seed.
-      sample_weight, offset, progress, feature_names, implementation: as for
+      folds, stratify, groups, shuffle, metrics: arguments of
+        :func:`jboost.cross_validate`; all points have the same folds and seed.
+      sample_weight, offset, progress, feature_names, implementation: arguments of
         :func:`jboost.fit`.
-      mesh: as for :func:`jboost.cross_validate`.
+      mesh: devices that share the models, as for :func:`jboost.cross_validate`.
       {settings}
 
     :func:`jboost.fit` explains the hyperparameters at length. Early stopping looks at

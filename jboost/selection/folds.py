@@ -264,7 +264,7 @@ def check_whole_groups(folds: Folds, groups: RowGroups, weighed: bool) -> None:
 
 
 def _find_divided(mask, groups):
-    """Returns a row of a group of which only a part is in the mask; None without."""
+    """Returns a row of a group that is only partly in the mask; None: no such group."""
     if groups.number is None:
         return None
     number = np.asarray(groups.number)[: len(mask)]

@@ -48,7 +48,7 @@ from jboost.training.starting import (
 )
 from jboost.trees.initial import MedianStart
 
-_MOST_BYTES = 2**30  # about what the runs of one program may take
+_MOST_BYTES = 2**30  # approximate memory limit of the runs of one program
 
 
 def run_points(
@@ -101,7 +101,7 @@ def _program_of(point):
 
 
 def _points_at_once(study):
-    """Returns how many points fit into memory side by side.
+    """Returns the number of points that fit into memory side by side.
 
     A run holds its state twice, before and after a round.
     """
@@ -238,7 +238,7 @@ def _index(states, number):
 
 
 def _refuse(problem, rows, state, first, value):
-    """Raises for a row whose loss is not finite; ``first`` is the first such row."""
+    """Raises for rows with a loss that is not finite; ``first`` is the first one."""
     every = np.arange(rows.size)
     if problem.loss.coupled:
         refuse_group("the data", rows, every, value, f"the group of row {first}")
@@ -268,7 +268,7 @@ def _check_first(study, points, curves, shared, runs, made):
 
 
 def _tell_limits(study, points, curves, shared, runs, state, split):
-    """Notes the first run whose trees have no split, and why."""
+    """Records the first run without a split in its trees, and the reason."""
     index, fold = divmod(int(np.argmin(split)), len(study.folds.train))
     number = index * len(study.folds.train) + fold
     run, own = jax.tree.map(lambda a: a[number], (runs, state))

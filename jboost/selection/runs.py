@@ -62,8 +62,8 @@ class Shared(NamedTuple):
       offset: the scores before the initial score is added.
       counts: how often each row counts in the training set of each fold; negative: how
         often it counts in the fold's held-out loss.
-      watched: the held-out rows of each fold, whose scores are returned (padded by
-        repeating one); empty if no scores are needed.
+      watched: the held-out rows of each fold, padded by repeating one. The scores of
+        these rows are returned; empty if no scores are needed.
       constants: constants of the loss; None for those that differ between runs.
       words: the seed of the random numbers.
     """
@@ -97,7 +97,7 @@ class StartCheck(NamedTuple):
     Attributes:
       found, row, value: whether the loss of a row of positive weight is not finite; the
         first such row, and its loss.
-      endless: see :func:`jboost.trees.slopes.is_endless`.
+      endless: the result of :func:`jboost.trees.slopes.is_endless`: slopes, no minima.
     """
 
     found: Bool[Array, ""]
@@ -111,11 +111,11 @@ class Rounds(NamedTuple):
 
     Attributes:
       trees: None if they are not kept.
-      losses: of the training rows, and of the held-out rows.
+      losses: mean losses of the training rows, and of the held-out rows.
       moved: whether any leaf has a value other than 0.
       split: whether a tree has a split.
-      scores: of the watched rows after each round.
-      parameters: of an adaptive loss after each round; () for other losses.
+      scores: scores of the watched rows after each round.
+      parameters: parameters of an adaptive loss after each round; () for other losses.
     """
 
     state: BoostState
@@ -130,7 +130,7 @@ class Rounds(NamedTuple):
 def pad_runs(number: int, mesh: Mesh | None = None) -> int:
     """Returns the padded number of runs, so that similar numbers share programs.
 
-    With a mesh, each device gets as many.
+    With a mesh, all devices get the same number.
     """
     devices = 1 if mesh is None else mesh.size
     return -(-padded_size(number, _LEAST_RUNS) // devices) * devices
@@ -196,14 +196,14 @@ def run_rounds(
     Args:
       rates: [runs, 16], the learning rates of these rounds.
       counts: numbers of rounds; 0 for runs that have ended.
-      mesh: whose devices share the runs.
+      mesh: the devices that share the runs; None: one device.
     """
     run = _compile(mesh, _run_rounds, loss, method, keeps_trees)
     return run(shared, runs, rates, counts, state)
 
 
 def _compile(mesh, function, *static):
-    """Compiles a function of what runs share, and of the runs."""
+    """Compiles a function of the shared data and of the runs."""
     if mesh is None:
         return compiled(function, *static, effort=FULL)
     return compiled(_run_on_devices, mesh, function, static, effort=FULL)
@@ -332,7 +332,7 @@ def _repeat_rows(data, counts):
     if groups is None or groups.weights is None:
         weights = jnp.maximum(counts, 0).astype(jnp.float32) * data.weights
         return data._replace(weights=weights)
-    # The loss weighs rows, of which the core only says which ones count.
+    # The loss weighs rows itself; the core's weights only mark the rows that count.
     own = jnp.maximum(counts, 1).astype(jnp.float32) * groups.weights
     weights = jnp.where(counts > 0, data.weights, 0.0)
     return data._replace(weights=weights, groups=replace(groups, weights=own))
@@ -344,12 +344,12 @@ def _constants_of(shared, run):
 
 
 class Point(NamedTuple):
-    """What one point trains with.
+    """The inputs of training for one point.
 
     Attributes:
-      name: how messages refer to the point; "" if it is the only one.
+      name: the name of the point in messages; "" if it is the only one.
       problem: its loss and settings, and the rows.
-      begin: the initial score, or how to find it.
+      begin: the initial score, or the rule that finds it.
       metrics: functions bound to the inverse link of the loss.
     """
 
@@ -361,14 +361,14 @@ class Point(NamedTuple):
 
 
 class Study(NamedTuple):
-    """The rows and folds that all points share, and what to record.
+    """The rows and folds that all points share, and the quantities to record.
 
     Attributes:
-      metrics: names.
+      metrics: names of the metrics.
       by: the criterion that compares rounds.
       patience: rounds without improvement after which a point stops; None: never.
       keeps_models: whether to keep trees and the scores of held-out rows.
-      mesh: whose devices share the runs.
+      mesh: the devices that share the runs; None: one device.
     """
 
     bins: Bins
@@ -400,7 +400,7 @@ class Curve:
       parameters: parameters of an adaptive loss, at the start and after each round;
         () for other losses.
       over: whether the point has stopped.
-      idle: a warning about a fold whose trees have no split.
+      idle: a warning about a fold without a split in its trees; None: no warning.
     """
 
     method: Method
@@ -418,11 +418,11 @@ class Curve:
 
     @property
     def num_rounds(self) -> int:
-        """How many rounds have been recorded."""
+        """The number of recorded rounds."""
         return len(self.values)
 
     def copy(self) -> "Curve":
-        """Returns a curve to which rounds can be added without changing this one."""
+        """Returns a copy that can grow by rounds without changing this curve."""
         lists = ("losses", "metrics", "values", "trees", "parameters")
         return replace(self, **{name: [*getattr(self, name)] for name in lists})
 
@@ -430,8 +430,8 @@ class Curve:
         """Returns a metric or a loss, [folds, R].
 
         Args:
-          name: of the metric; None: the loss.
-          column: of the loss: 0 for training rows, 1 for held-out rows.
+          name: the name of the metric; None: the loss.
+          column: the column of the loss: 0 for training rows, 1 for held-out rows.
         """
         num_folds = len(self.init_score)
         rows = [losses[:, column] for losses in self.losses]
@@ -551,7 +551,7 @@ def _measure(study, curve, scores):
 
 
 def _raise_at(study, curve, losses):
-    """Raises for the first fold whose loss is not finite, with its model so far."""
+    """Raises for the first fold without a finite loss, with its model so far."""
     fold, number = int(np.argmax(~np.isfinite(losses))), curve.num_rounds
     before = curve.by_fold(column=0)[fold]
     raise TrainingError(

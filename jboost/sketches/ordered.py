@@ -53,7 +53,7 @@ def bins_from_sketch(sketch: QuantileSketch, *, max_bins: int = 256) -> Bins:
     A threshold is midway between two adjacent entries lo < hi of the summary. If all
     values are known (a feature with at most 24 / eps distinct values), thresholds equal
     those of ``fit_bins``, up to rounding of fractional weights. Otherwise, unknown
-    values whose total weight is at most the sketch's error can lie between lo and hi.
+    values can lie between lo and hi; their total weight is at most the sketch's error.
 
     Bins have equal shares of capped weight, as in ``fit_bins``. With ``eps <= 1 / (8 *
     max_bins)``, the error is less than 1/6 of a bin's share of the weight that remains
@@ -106,7 +106,7 @@ def cut_summary(summary: QuantileSummary, max_bins: int) -> Float[np.ndarray, " 
 
 @on_host("call it on concrete arrays", runs_jax=False)
 def find_thresholds(summary: QuantileSummary, *, eps: float) -> Float[np.ndarray, " C"]:
-    """Returns thresholds at split candidates whose ranks are less than ``eps`` apart.
+    """Returns thresholds at split candidates with ranks less than ``eps`` apart.
 
     There is one threshold above each candidate of :func:`find_candidates` except the
     largest, midway to the next value in the summary. If there are few distinct values,
@@ -115,7 +115,7 @@ def find_thresholds(summary: QuantileSummary, *, eps: float) -> Float[np.ndarray
     Args:
       summary: the summary of a feature, or of the rows of one node weighted with
         Hessians.
-      eps: as in :func:`find_candidates`.
+      eps: the bound on the distance of ranks, as in :func:`find_candidates`.
 
     Returns:
       Ascending thresholds; ``x <= threshold`` goes left.
@@ -145,7 +145,7 @@ Nodes = dict[tuple[int, int], QuantileSummary]  # by height and number
 
 
 class _Layout(NamedTuple):
-    """What the processes hold; see :class:`OrderedSketch`.
+    """The rows and nodes that the processes hold; see :class:`OrderedSketch`.
 
     Attributes:
       blocks: the block of each row that is not in a node.
@@ -173,12 +173,12 @@ class OrderedSketch:
         height 1   0   1   2   3
         height 0  0 1 2 3 4 5 6 7   8   9 ...     level 1: pruned to b_1 + 1 entries
 
-    A node whose rows have at most 8 (b_1 + 1) distinct values is exact. Two nodes of
-    level l whose union has more values are merged as well, but exact ones are pruned to
-    b_l + 1 entries first. A node that is not exact is pruned to b_{l+1} + 1 entries
-    when it enters level l + 1. At the end, all nodes without a parent are merged, and
-    the last block if it is not full, which is exact. So the result is a function of the
-    rows and their order. The order in which nodes are merged does not matter.
+    A node is exact if its rows have at most 8 (b_1 + 1) distinct values. If the union
+    of two nodes of level l has more values, the nodes are merged as well, but exact
+    ones are pruned to b_l + 1 entries first. A node that is not exact is pruned to
+    b_{l+1} + 1 entries when it enters level l + 1. At the end, all nodes without a
+    parent are merged, and the last block if it is not full, which is exact. So the
+    result is a function of the rows and their order, not of the order of merges.
 
     Error: a row is pruned at most once in each level, so the error is that of
     ``QuantileSketch``, at most eps * W, and at most 1.2 eps times the weight of all but
@@ -286,7 +286,7 @@ class OrderedSketch:
             _add_block(nodes, block, summarize_pending(rows, feature), self.eps)
 
     def _exchange_layout(self):
-        """Returns what the processes hold."""
+        """Returns the layout of the rows and nodes of all processes."""
         spans = gather_tables(np.array([[self._first_row, self._end]], np.int64))
         assert np.all(spans[:, 0] == np.r_[0, spans[:-1, 1]]), spans
         rows, size = (*self._head, *self._tail), block_size(self.eps)
@@ -375,6 +375,6 @@ def _join(first, second, level, eps):
 
 
 def _count_padding(nodes):
-    """Returns the entries to add for a size of which few exist, as each is compiled."""
+    """Returns the number of padding entries; few sizes exist, as each is compiled."""
     size = sum(summary.num_entries for summary in nodes.values())
     return padded_size(size) - size

@@ -69,7 +69,7 @@ class QuantileSketch(NamedTuple):
     A feature with at most 24 / eps distinct values never leaves level 0.
 
     All bounds hold up to rounding of float64 sums, and exactly if weights are integers
-    whose sum is below 2^53.
+    with a sum below 2^53.
 
     Attributes:
       eps: the error bound, relative to the weight of a feature's non-missing values.
@@ -223,7 +223,7 @@ def summarize_sketch(sketch: QuantileSketch, feature: int) -> QuantileSummary:
     """Returns the quantile summary of one feature, with all levels merged.
 
     Returns:
-      A summary whose error is at most ``sketch.eps`` times its total weight. It is
+      A summary with an error of at most ``sketch.eps`` times its total weight. It is
       exact if only level 0 is in use. See :func:`jb.sketches.query_ranks`,
       :func:`jb.sketches.bound_ranks` and :func:`find_candidates`.
 

@@ -255,7 +255,7 @@ def bound_ranks(
 
 @on_host("call it on concrete arrays", runs_jax=False)
 def find_candidates(summary: QuantileSummary, *, eps: float) -> QuantileSummary:
-    """Proposes split candidates whose ranks are less than ``eps`` apart.
+    """Proposes split candidates with ranks less than ``eps`` apart.
 
     Let r(s) = [values < s] / total, as in Chen and Guestrin (2016), eq. 8 and 9. The
     first candidate is the smallest value, the last one is the largest, and
@@ -302,8 +302,7 @@ def spread_between(summary: QuantileSummary) -> Float[np.ndarray, " n"]:
     """Returns half of the unknown weight in the gaps on both sides of each entry.
 
     Together with the weights of the entries, it sums to the total. It is exactly 0 for
-    an exact summary, because the order of additions is that in which the ranks were
-    summed.
+    an exact summary, because the numbers are added in the same order as for the ranks.
     """
     below = summary.rmin[1:] - (summary.rmin[:-1] + summary.weight[:-1])
     above = summary.rmax[1:] - (summary.rmax[:-1] + summary.weight[1:])

@@ -61,9 +61,9 @@ class JBoostClassifier(ClassifierMixin, Boosting):
         one row, where target is 0 or 1, and for K > 2 classes a number below K beside
         K scores. For several labels, a loss for two classes is summed over them; a
         function of your own gets K scores and K indicators.
-      class_weight: {label: weight}, or "balanced": N / (K rows of the class), by which
-        ``sample_weight`` of the training rows is multiplied; sets of ``eval_set`` have
-        weights of their own. {0: 1, 1: w} is XGBoost's ``scale_pos_weight=w``.
+      class_weight: factors of the ``sample_weight`` of training rows: {label: weight},
+        or "balanced": N / (K rows of the class). Sets of ``eval_set`` have weights of
+        their own. {0: 1, 1: w} is XGBoost's ``scale_pos_weight=w``.
       {settings}
 
     Without an ``inverse_link`` there is no ``predict_proba``.
@@ -115,7 +115,7 @@ class JBoostClassifier(ClassifierMixin, Boosting):
           X: numbers [N, F], NaN = missing: an array, a data frame, a sparse matrix.
           y: labels [N] of at least two classes; or several labels in a row, as
             indicators [N, K] of 0 and 1 (also a sparse matrix), NaN where unknown.
-          sample_weight, offset, eval_set, eval_X, eval_y: as for a regressor.
+          sample_weight, offset, eval_set, eval_X, eval_y: the same as for a regressor.
 
         Returns:
           The estimator.

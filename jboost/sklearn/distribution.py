@@ -55,7 +55,7 @@ class JBoostDistribution(RegressorMixin, Boosting):
       history_: the :class:`jboost.History`; ``evals_result_`` is the same as a dict.
       n_iter_, best_iteration_: rounds of the model; the best round, from 0.
       feature_importances_: shares of the improvement in likelihood.
-      n_features_in_, feature_names_in_: as everywhere in scikit-learn.
+      n_features_in_, feature_names_in_: the columns of X, as in scikit-learn.
 
     Example:
       >>> import numpy as np
@@ -101,7 +101,7 @@ class JBoostDistribution(RegressorMixin, Boosting):
         """Trains on rows X and targets y [N]; see :meth:`JBoostRegressor.fit`.
 
         Args:
-          offset: [N, K] (or [N] for K = 1), added to the scores.
+          offset: numbers [N, K] (or [N] for K = 1), added to the scores.
         """
         X = self._read_table(X, reset=True)
         targets = self._read_targets(y)
@@ -116,8 +116,8 @@ class JBoostDistribution(RegressorMixin, Boosting):
         """Returns the distribution of each row, one object with an axis of rows.
 
         Args:
-          X: as for ``fit``, with the same columns.
-          offset: as for ``fit``.
+          X: rows with the columns of ``fit``.
+          offset: the offset of these rows, with the shape of that of ``fit``.
         """
         check_is_fitted(self)
         X = self._read_table(X)
@@ -126,7 +126,7 @@ class JBoostDistribution(RegressorMixin, Boosting):
     def predict(self, X: Any, *, offset: Any = None) -> np.ndarray:
         """Returns the mean of each row's distribution, [N].
 
-        Or what ``inverse_link`` says, if it is given.
+        An ``inverse_link`` other than "auto" replaces the mean.
         """
         return self._score_rows(X, offset, self._link)
 
@@ -144,9 +144,9 @@ class JBoostDistribution(RegressorMixin, Boosting):
         """Returns quantiles of each row's distribution, [N, Q].
 
         Args:
-          X: as for ``fit``, with the same columns.
+          X: rows with the columns of ``fit``.
           quantiles: Q numbers in (0, 1).
-          offset: as for ``fit``.
+          offset: the offset of these rows, with the shape of that of ``fit``.
 
         Raises:
           ValueError: a number is not in (0, 1).

@@ -133,7 +133,7 @@ def hold_out(
       share: the share of rows (of groups) to validate on.
       seed: fixes the split.
       num_scores: K.
-      labels: classes, of which both parts have equal shares.
+      labels: the class of each row; both parts have equal shares of the classes.
 
     Raises:
       ValueError: the rows cannot be split, or have no split with weights on both sides.
@@ -240,7 +240,7 @@ class EstimatorSettings(TableSettings, total=False):
 # fmt: on
 
 
-# What ``jboost.fit`` takes under the same name.
+# Settings that ``jboost.fit`` takes under the same name.
 _PASSED = (*declared(TableSettings), "by", "callbacks", "progress", "implementation")
 
 # {substitute: names of attributes in other libraries}.
@@ -276,7 +276,7 @@ _ELSEWHERE = {name: own for own, names in _INSTEAD.items() for name in names.spl
 
 
 class Boosting(BaseEstimator):
-    """Training and prediction, except what targets and scores mean."""
+    """Training and prediction; subclasses give targets and scores their meaning."""
 
     model_: Ensemble
     history_: History
@@ -448,7 +448,7 @@ class Boosting(BaseEstimator):
         X = fill_mask(X)
         if is_sparse(X) and not issparse(X):
             X = make_csr(X)  # of JAX, which scikit-learn does not know
-        if reset:  # the model of an earlier fit does not go with what follows
+        if reset:  # the model of an earlier fit does not match the new features
             for name in ("model_", "history_"):
                 vars(self).pop(name, None)
         if is_table(X):

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The ranker: orders the rows of each query.
 
-In: X, relevance y, and the query of each row. Out: scores, of which the greatest comes
-first.
+In: X, relevance y, and the query of each row. Out: scores; the row with the greatest
+score comes first.
 """
 
 from collections.abc import Iterator
@@ -30,7 +30,7 @@ from jboost.tables.targets import check_weights
 from jboost.training.metrics import GroupMetric
 
 _DEFAULT_LOSS = "listwise_softmax"
-# Those whose targets are one number for each row, not times and events.
+# Losses that take one number per row as the target, not times and events.
 _LOSSES = {
     name: loss for name, loss in GROUP_LOSSES.items() if loss not in (concordance, cox)
 }
@@ -53,7 +53,7 @@ class JBoostRanker(Boosting):
       history_: the :class:`jboost.History`; ``evals_result_`` is the same as a dict.
       n_iter_, best_iteration_: rounds of the model; the best round, from 0.
       feature_importances_: shares of the improvement in squared error.
-      n_features_in_, feature_names_in_: as everywhere in scikit-learn.
+      n_features_in_, feature_names_in_: the columns of X, as in scikit-learn.
 
     Example:
       >>> import numpy as np
@@ -81,23 +81,23 @@ class JBoostRanker(Boosting):
         eval_qid: Any = None,
         eval_group: Any = None,
     ) -> "JBoostRanker":
-        """Trains on rows X, whose relevance is y.
+        """Trains on rows X with relevance y.
 
         Args:
           X: numbers [N, F], NaN = missing: an array, a data frame, a sparse matrix.
-          y: [N], the greater the better.
-          sample_weight: of the rows [N], or of the queries in the order of their first
-            rows, as in XGBoost.
+          y: the relevance of each row [N], the greater the better.
+          sample_weight: weights of the rows [N], or of the queries in the order of
+            their first rows, as in XGBoost.
           qid: the query of each row [N], in any order.
           group: instead of ``qid``: the numbers of rows of consecutive queries, as in
             LightGBM.
-          offset: [N], added to the score; to be given to ``predict`` as well.
+          offset: numbers [N], added to the score; pass one to ``predict`` as well.
           eval_set: (X, y), (X, y, sample_weight) or (X, y, sample_weight, offset), or
             a list of such, named "validation_0", ...; or a dict of such by name. Early
             stopping looks at the first.
-          eval_X, eval_y: a single set in two arguments, the table of which
-            ``Pipeline(transform_input=["eval_X"])`` transforms like X.
-          eval_qid, eval_group: of each set, in the container that ``eval_set`` is.
+          eval_X, eval_y: a single set in two arguments;
+            ``Pipeline(transform_input=["eval_X"])`` transforms its table like X.
+          eval_qid, eval_group: queries of each set, in a container like ``eval_set``.
 
         Returns:
           The estimator.
@@ -122,8 +122,8 @@ class JBoostRanker(Boosting):
         """Returns the scores of the rows, float32 [N]; they need no query.
 
         Args:
-          X: as for ``fit``, with the same columns.
-          offset: as for ``fit``.
+          X: rows with the columns of ``fit``.
+          offset: the offset of these rows [N].
         """
         return self._score_rows(X, offset)
 
@@ -144,7 +144,7 @@ class JBoostRanker(Boosting):
         """Returns the mean NDCG of the queries, those without relevant rows left out.
 
         Args:
-          X, y, sample_weight, qid, group, offset: as for ``fit``.
+          X, y, sample_weight, qid, group, offset: the same as for ``fit``.
         """
         targets = self._read_targets(y)
         check_rows(targets, X)
@@ -166,11 +166,12 @@ def read_queries(qid: Any, group: Any, num_rows: int, prefix: str) -> np.ndarray
     """Returns the number of each row's query, in order of appearance.
 
     Args:
-      qid: [N]; or None, and ``group`` the sizes of consecutive queries.
-      prefix: of the names of both in errors.
+      qid: the query of each row [N]; None if ``group`` is given.
+      group: the sizes of consecutive queries; None if ``qid`` is given.
+      prefix: the prefix of both names in errors.
 
     Raises:
-      ValueError: there are both or none, they are missing or not one for each row, or
+      ValueError: both or none are given, ids are missing or not one for each row, or
         sizes do not sum to the number of rows.
     """
     if (qid is None) == (group is None):

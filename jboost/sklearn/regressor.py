@@ -39,7 +39,7 @@ class JBoostRegressor(RegressorMixin, Boosting):
       history_: the :class:`jboost.History`; ``evals_result_`` is the same as a dict.
       n_iter_, best_iteration_: rounds of the model; the best round, from 0.
       feature_importances_: shares of the improvement in squared error.
-      n_features_in_, feature_names_in_: as everywhere in scikit-learn.
+      n_features_in_, feature_names_in_: the columns of X, as in scikit-learn.
 
     Example:
       >>> import numpy as np
@@ -67,14 +67,14 @@ class JBoostRegressor(RegressorMixin, Boosting):
         Args:
           X: numbers [N, F], NaN = missing: an array, a data frame, a sparse matrix.
           y: [N], or [N, K] for K outputs.
-          sample_weight: >= 0.
-          offset: [N] or [N, K], added to the score (a base margin); to be given to
+          sample_weight: row weights, >= 0.
+          offset: [N] or [N, K], added to the score (a base margin); must be passed to
             ``predict`` as well.
           eval_set: (X, y), (X, y, sample_weight) or (X, y, sample_weight, offset); a
             list of such, named "validation_0", ...; or a dict of such by name. Early
-            stopping looks at the first.
-          eval_X, eval_y: a single set in two arguments, the table of which
-            ``Pipeline(transform_input=["eval_X"])`` transforms like X.
+            stopping uses the first.
+          eval_X, eval_y: a single set in two arguments;
+            ``Pipeline(transform_input=["eval_X"])`` transforms its table like X.
 
         Returns:
           The estimator.
@@ -95,8 +95,8 @@ class JBoostRegressor(RegressorMixin, Boosting):
         """Returns predictions: float32 [N], or float64 [N, K] for K outputs.
 
         Args:
-          X: as for ``fit``, with the same columns.
-          offset: as for ``fit``.
+          X: a table as for ``fit``, with the same columns.
+          offset: the offset of these rows, as for ``fit``.
         """
         return _widen(self._score_rows(X, offset, self._link))
 

@@ -25,9 +25,9 @@ BATCH_ROWS = 65536  # the default size of a batch
 
 
 class RowBatch(NamedTuple):
-    """Some rows; ``targets`` is a pytree, ``offset`` is score by score.
+    """Some rows; ``targets`` is a pytree, ``offset`` has one row for each score.
 
-    ``names`` are those of the features, where ``x`` came as a data frame.
+    ``names`` are the feature names if ``x`` came as a data frame.
     """
 
     x: Float[np.ndarray, "n F"]
@@ -48,11 +48,11 @@ def array_batches(
     """Batches of arrays that need not be in memory: ``numpy.memmap``, HDF5, zarr.
 
     Args:
-      x: anything with a shape, of which ``x[first:last]`` gives rows.
-      y: targets: such an array, or a pytree of such.
-      sample_weight: >= 0.
-      offset: added to the score.
-      batch_rows: how many rows are read at a time.
+      x: any object with a shape that returns rows for ``x[first:last]``.
+      y: the targets: an object of this kind, or a pytree of such objects.
+      sample_weight: row weights, >= 0.
+      offset: base scores, added to the scores of the model.
+      batch_rows: the number of rows read at a time.
 
     Returns:
       A source for :func:`jboost.stream`.
@@ -100,13 +100,13 @@ def checked_batches(
     Batches without rows are skipped, unless several processes train together.
 
     Args:
-      source: returns a new iterator of batches.
-      schema: what training knows of the columns; None in training.
-      categorical: whether the caller can use categories.
+      source: a function that returns a new iterator of batches.
+      schema: names and categories of the columns in training; None while training.
+      categorical: whether the caller supports categories.
 
     Raises:
-      TypeError, ValueError: a batch is malformed; the message says which.
-      Exception: whatever the source raises, with a note that names the batch.
+      TypeError, ValueError: a batch is malformed; the message names the batch.
+      Exception: any error of the source, with a note that names the batch.
     """
     first, number = None, 0
     batches = _start(source)
@@ -124,7 +124,7 @@ def checked_batches(
             continue
         if first is None:
             first = first_row(batch)
-            # A batch without names must not replace what training knows.
+            # A batch without names must not erase the names from training.
             if schema is None:
                 schema = own
             elif schema.names is None:
@@ -148,7 +148,7 @@ def hash_rows(batch: RowBatch, checksums: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def as_source(source: Any) -> Callable[[], Iterator[Any]]:
-    """Returns a callable that returns a new iterator, from what the user passed."""
+    """Turns the user's ``source`` into a callable that returns a new iterator."""
     if callable(source):
         begin: Any = source
         return begin
@@ -188,7 +188,7 @@ def _check_batch(given, number, schema, categorical):
     x, y, weights, offset = parts
     if _has_no_rows(x) and num_processes() == 1:
         return None, schema
-    # Of a process without rows, an empty batch says what its rows would be.
+    # On a process without rows, an empty batch shows the columns and the targets.
     frame = read_frame(
         x, f"x {place}", schema=schema, categorical=categorical, least_rows=0
     )

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rounds of boosting on blocks of rows that lie on disk.
 
-In: a training run whose codes are in files. Out: one round at a time, with the same
+In: a training run with its codes in files. Out: one round at a time, with the same
 trees, scores and losses as ``chunks`` gives for arrays. Derivatives, sampling, leaf
 values and scores are computed by the same traced functions, on arrays of all rows;
 only the splits are found block by block.
@@ -54,13 +54,13 @@ from jboost.trees.tree import Tree
 
 
 class Programs(NamedTuple):
-    """The programs of a round, in the order in which they run.
+    """The programs of a round, in the order of their calls.
 
     Attributes:
-      begin: derivatives and sampled rows; then for each tree
-      measure: what its splits see, and
-      fit: its leaf values.
-      end: the scores after the round, and losses.
+      begin: computes derivatives and samples rows, once per round.
+      measure: returns the derivatives for the splits of one tree.
+      fit: computes the leaf values of this tree.
+      end: computes the scores after the round and the losses, once per round.
     """
 
     begin: Compiled
@@ -127,8 +127,8 @@ def _describe_operands(shards, method):
 class BlockRunner:
     """Makes rounds on blocks; the rows of ``job`` have no codes.
 
-    The blocks are those of this process. Where a mesh holds the rows, its devices
-    compute what the rows need besides their splits.
+    The blocks are those of this process. If a mesh holds the rows, its devices compute
+    everything except the splits.
     """
 
     most_rounds = 1

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows on disk, and what of them stays in memory.
+"""Rows on disk, and the values of each row that stay in memory.
 
-In: files of blocks. Out: targets, weights and offset of every row on the device, or on
-those of a mesh.
+In: files of blocks. Out: targets, weights and offset of every row, on one device or on
+the devices of a mesh.
 """
 
 from typing import Any, NamedTuple
@@ -28,14 +28,14 @@ class BlockTable(NamedTuple):
 
     Attributes:
       blocks: the files.
-      folders: remove the files when this object is garbage-collected.
+      folders: the folders, which remove the files when they are garbage-collected.
       bins: thresholds of the codes.
-      names: of the features, where the batches are data frames.
-      structure: the pytree of targets.
-      kinds: arrays without rows, like those of the rows that the files hold.
+      names: the feature names, if the batches are data frames; else None.
+      structure: the pytree structure of the targets.
+      kinds: arrays without rows, by name: dtypes and shapes of those in the files.
       weighted: whether the batches came with weights.
-      num_offsets: scores of the offset; 0 without one.
-      max_bins: what the thresholds were made for; None if they were given.
+      num_offsets: the number of scores of the offset; 0 without an offset.
+      max_bins: the setting that the thresholds were made for; None for given bins.
     """
 
     blocks: BlockSet
@@ -52,11 +52,11 @@ class BlockTable(NamedTuple):
 def shape_rows(
     first: RowBatch, num_rows: int, num_scores: int, padded: bool, mesh: Mesh | None
 ) -> PaddedRows:
-    """Returns the shapes of what :func:`load_rows` loads, before files are written.
+    """Returns shapes in place of the rows that :func:`load_rows` loads from files.
 
     Args:
-      first: a row.
-      num_rows: of this process.
+      first: one row, for the dtypes and shapes.
+      num_rows: the number of rows of this process.
     """
     spread = None if mesh is None else spread_rows(mesh, num_rows, padded)
     total = padded_rows(num_rows) if padded else num_rows
@@ -80,12 +80,12 @@ def shape_rows(
 def load_rows(
     table: BlockTable, num_scores: int, padded: bool, mesh: Mesh | None
 ) -> PaddedRows:
-    """Loads what stays in memory of each row: everything except codes.
+    """Loads the values of each row that stay in memory: everything except codes.
 
     Padding repeats row 0 at weight 0; see :func:`jboost.training.rows.make_rows`.
 
     Args:
-      mesh: whose devices hold the rows; None: one device.
+      mesh: the mesh that holds the rows; None: one device.
     """
     if table.num_offsets not in (0, num_scores):
         raise ValueError(

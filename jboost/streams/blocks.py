@@ -33,12 +33,12 @@ _KINDS = "fiub"  # of numbers, which hold no references to objects
 
 
 class Layout(NamedTuple):
-    """What all files of a set have in common.
+    """The properties that all files of a set share.
 
     Attributes:
-      identity: written into every file of the set.
-      num_features: columns of codes.
-      dtype: of the codes in memory.
+      identity: an identifier, written into every file of the set.
+      num_features: the number of columns of codes.
+      dtype: the dtype of the codes in memory.
     """
 
     identity: str
@@ -47,7 +47,7 @@ class Layout(NamedTuple):
 
 
 def count_encoded(bits: int, num_rows: int) -> int:
-    """Returns the bytes of a column of codes of so many bits, before compression."""
+    """Returns the bytes of a column of ``bits``-bit codes before compression."""
     return -(-num_rows // (8 // bits)) if bits < 8 else num_rows * bits // 8
 
 
@@ -58,13 +58,13 @@ def read_header(
 
     Args:
       text: the header.
-      layout: of the set of files.
-      number: of the block.
-      num_rows: of the block.
-      data_bytes: the size of the file behind the header.
+      layout: the properties of the set of files.
+      number: the number of the block.
+      num_rows: the number of rows of the block.
+      data_bytes: the size of the file after the header.
 
     Raises:
-      ValueError: the block has another header.
+      ValueError: the header is malformed, or that of another block.
     """
     try:
         header = json.loads(text)
@@ -132,15 +132,15 @@ def _check_array(name, entry, num_rows):
         raise ValueError(f"{name} of shape {shape} must have as many bytes")
 
 
-_DEFLATED_SHARE = 1 / 3  # of the packed bytes: what deflating must achieve
-_SAMPLE = 1 << 15  # bytes that are deflated to see whether the rest is worth it
-_ENCODED_SHARE = 1 / 2  # of the codes' bytes: what encoding must achieve
+_DEFLATED_SHARE = 1 / 3  # of the packed bytes: deflate only to less than this
+_SAMPLE = 1 << 15  # bytes that are deflated to estimate the gain for the rest
+_ENCODED_SHARE = 1 / 2  # of the bytes of codes by row: encode only to at most this
 
 
 def encode_columns(
     codes: Shaped[np.ndarray, "F n"],
 ) -> tuple[list[dict[str, Any]], list[bytes]] | None:
-    """Returns how columns are encoded, and their bytes; None: not worth it."""
+    """Returns encodings of columns, and their bytes; None if that saves too little."""
     most = _ENCODED_SHARE * count_row_bytes(len(codes), codes.dtype) * codes.shape[1]
     encoded, size = [], 0
     for column in codes:
@@ -197,7 +197,7 @@ def decode_column(payload: Any, kind: dict[str, Any], codes: np.ndarray) -> None
     """Writes a column to ``codes``, from its bytes.
 
     Raises:
-      ValueError: compressed bytes are not those of so many codes.
+      ValueError: the compressed bytes do not hold ``len(codes)`` codes.
     """
     bits = kind["bits"]
     raw = payload
@@ -236,7 +236,7 @@ class Block(NamedTuple):
     """One file.
 
     Attributes:
-      plain: whether its codes lie there as the kernels take them.
+      plain: whether it holds codes in the layout of the kernels, not encoded.
     """
 
     path: Path
@@ -247,12 +247,12 @@ class Block(NamedTuple):
 
 
 class _Known(NamedTuple):
-    """What is known of a file as it was when its header was read.
+    """Facts about a file at the time when its header was read.
 
     Attributes:
-      stamp: what changes when the file changes.
-      header: of plain codes; others have a longer one, and it is read again.
-      tested: whether the checksum of each part was right.
+      stamp: layout, inode, size and time of the file; differs if the file changes.
+      header: the header of plain codes; None for others: theirs is read again.
+      tested: 1 for each part with a checksum that was right, else 0.
     """
 
     stamp: tuple[Any, ...]
@@ -267,7 +267,7 @@ _disk = {"faults": 0, "asked": 0}
 
 
 class BlockFile:
-    """An open file of a block, whose header is read."""
+    """An open file of a block, with its header."""
 
     def __init__(self, file: BufferedReader, block: Block, layout: Layout):
         self._file, self.block = file, block
@@ -290,7 +290,7 @@ class BlockFile:
 
     @property
     def is_plain(self) -> bool:
-        """Whether codes lie there as the kernels take them."""
+        """Whether the file holds codes in the layout of the kernels, not encoded."""
         return "plain" in self.header["columns"][0]
 
     def read_into(self, entry, what, array):
@@ -310,7 +310,7 @@ class BlockFile:
         The codes are unmapped with the last reference to them.
 
         Args:
-          parts: offset and size of what is needed; None: everything.
+          parts: offset and size of each range that is needed; None: everything.
         """
         entry = self.header["columns"][number]
         begin, size = self._start + entry["offset"], entry["bytes"]
@@ -333,7 +333,7 @@ class BlockFile:
         return codes
 
     def _test(self, entry, what, view):
-        """Tests the checksum of a part, unless it was; returns whether it did."""
+        """Tests the checksum of a part once; returns whether this call tested it."""
         if self._tested[entry["part"]]:
             return False
         if crc32(view) != entry["crc"]:
@@ -400,9 +400,9 @@ class BlockSet(NamedTuple):
     """The files of all rows, in order.
 
     Attributes:
-      identity: written into every file of this set.
-      num_features: columns of codes.
-      dtype: of the codes in memory.
+      identity: an identifier, written into every file of this set.
+      num_features: the number of columns of codes.
+      dtype: the dtype of the codes in memory.
     """
 
     blocks: tuple[Block, ...]
@@ -412,7 +412,7 @@ class BlockSet(NamedTuple):
 
     @property
     def layout(self) -> Layout:
-        """What all files have in common."""
+        """The properties that all files share."""
         return Layout(self.identity, self.num_features, self.dtype)
 
     @property
@@ -440,7 +440,7 @@ def write_block(
     """Writes a block: columns of codes, and arrays with one entry for each row.
 
     Returns:
-      The block, which knows in which order its codes lie.
+      The block, with ``plain`` set if its codes are not encoded.
 
     Raises:
       BlockError: the file cannot be written.
@@ -517,8 +517,8 @@ class BlockReader:
         """Yields each block with its codes by feature and by row.
 
         Args:
-          features: those whose codes by feature will be needed; the others are there,
-            but are not read ahead.
+          features: the features to read ahead in the codes by feature; codes of the
+            others are returned as well.
 
         Raises:
           BlockError: a file is damaged, incomplete or gone.

@@ -100,10 +100,10 @@ class _BlockState(NamedTuple):
 class PlainGrower:
     """Grows trees one after the other.
 
-    A tree takes these steps: ``start``; for each level ``add`` of every block, then
-    ``find``, until that says that no other level follows; ``finish`` of every block;
-    ``end``. Between ``add`` and ``find``, ``sums`` holds the sums over the rows of all
-    blocks, integers to which others may be added.
+    A tree takes these steps: ``start``; for each level ``add`` for every block, then
+    ``find``, until it returns False; ``finish`` for every block; ``end``. Between
+    ``add`` and ``find``, ``sums`` holds the integer sums over the rows of all blocks;
+    the caller may add the sums of other processes.
     """
 
     def __init__(self, method: Method, blocks: BlockSet, num_rows: int, first_row: int):
@@ -513,7 +513,7 @@ class NativeGrower:
 
 
 def _measure(gradient, curvature, in_bag, uniform):
-    """Does what :func:`jboost.trees.rounding.measure_rows` does, without a copy."""
+    """Computes :func:`jboost.trees.rounding.measure_rows` without copies of rows."""
     greatest, count = levels_cpu.find_greatest_derivatives(gradient, curvature, in_bag)
     digits = levels_cpu.sum_magnitudes(gradient, curvature, in_bag, greatest)
     return compiled(_fit_measure, uniform)(greatest, digits, count)
@@ -550,12 +550,12 @@ Grower = PlainGrower | NativeGrower
 def make_grower(
     method: Method, blocks: BlockSet, num_rows: int, first_row: int
 ) -> Grower:
-    """Returns what grows the trees of a run, with the implementation in force.
+    """Returns the grower of the trees of a run, for the current implementation.
 
     Args:
-      blocks: of this process.
-      num_rows: of all processes.
-      first_row: the number of the first row of this process among them.
+      blocks: the blocks of this process.
+      num_rows: the number of rows of all processes.
+      first_row: the number of the first row of this process among all rows.
     """
     make = NativeGrower if current_implementation() == "cpu" else PlainGrower
     return make(method, blocks, num_rows, first_row)

@@ -52,10 +52,10 @@ class Plan(NamedTuple):
     """The bytes that a run holds at a time, by purpose.
 
     Attributes:
-      rows: what stays in memory of each row: targets, weights, scores, minimizers,
-        leaves.
+      rows: the values of each row that stay in memory: targets, weights, scores,
+        minimizers, leaves.
       rounds: the most that the programs of the start and of a round add.
-      nodes: histograms of a level, and what the search for splits adds.
+      nodes: histograms of a level, and memory of the search for splits.
       blocks: codes of the blocks that are in memory.
       validation: the validation sets, with their codes.
     """
@@ -73,13 +73,13 @@ _ADVICE = dict(
     nodes="shallower trees or fewer bins",
     blocks="smaller blocks (block_rows)",
     validation="smaller validation sets",
-)  # what makes each part of a plan smaller
+)  # ways to make each part of a plan smaller
 
 
 def plan_memory(
     job: Job, blocks: BlockSet, memory: int, init_score: Any
 ) -> dict[str, int]:
-    """Finds out how many bytes a run takes; returns the parts of the plan by name.
+    """Computes the bytes that a run takes; returns the parts of the plan by name.
 
     Raises:
       ValueError: it takes more than ``memory``, in this process or another one.
@@ -96,12 +96,12 @@ def plan_memory(
                 f"({listed}), got {as_text(memory)}; set stream.memory, which keeps "
                 f"the blocks, or use {_ADVICE[largest]}"
             )
-    trim_heap(needed)  # of what the compiler took
+    trim_heap(needed)  # frees memory that the compiler used
     return parts
 
 
 def describe_plan(plan: dict[str, int], memory: int) -> str:
-    """Returns a line that says what a plan takes of the memory."""
+    """Returns a line of text: the bytes of a plan, its parts, and the memory."""
     needed = as_text(sum(plan.values()))
     return f"training takes {needed} of {as_text(memory)}: {_list_parts(plan)}"
 
@@ -118,7 +118,7 @@ def _make_plan(job, blocks, init_score):
     state, *_ = jax.eval_shape(partial(start), *operands)
     need = _measure_round(job, state)
     spread = job.rows.spread
-    # Programs tell what one device takes, and shapes what all rows take.
+    # Bytes of programs are those of one device, bytes of shapes those of all rows.
     devices = 1 if spread is None else len(spread.own)
     share = 1 if spread is None else devices / len(spread.shards.sizes)
     first, _ = job.rows.division
@@ -152,12 +152,13 @@ def _make_plan(job, blocks, init_score):
 
 
 class _Need(NamedTuple):
-    """What a round holds, and what each of its programs adds in bytes.
+    """Arrays that a round holds, and the bytes that each of its programs adds.
 
     Attributes:
       state: shapes of the state, which stays between rounds.
-      now: shapes of what stays during a round.
-      measured: shapes of what stays while a tree grows.
+      now: shapes of the arrays that stay during a round.
+      measured: shapes of the arrays that stay while a tree grows.
+      begin, measure, fit, end: bytes that the program of this name adds.
     """
 
     state: Any
@@ -213,9 +214,9 @@ class Stream(RowSource):
 
     Attributes:
       memory: the most bytes to hold; may be changed.
-      plan: how many bytes are used, by purpose; known before the first round, when
+      plan: the bytes that are used, by purpose; known before the first round, when
         ``fit(progress=True)`` prints it.
-      source: returns an iterator of batches.
+      source: a function that returns an iterator of batches.
     """
 
     def __init__(self, source, memory, directories, bins, block_rows):
@@ -265,15 +266,15 @@ class Stream(RowSource):
 
         Args:
           check: called with each batch of the first pass, and its number; may raise.
-          num_scores: of the model that will be trained.
+          num_scores: the number of scores of the model to train.
           plan: called with the bins, the blocks that will be written, and one row,
-            before files are written; may raise. Not where ``bins`` were given: the
-            number of rows is then unknown.
+            before files are written; may raise. Not called if ``bins`` were given,
+            because the number of rows is then unknown.
 
         Raises:
           BlockError: files cannot be written.
           TypeError, ValueError: batches are malformed, or differ between passes; or
-            ``memory`` cannot hold what stays in memory of so many rows.
+            ``memory`` cannot hold the values of all rows that stay in memory.
         """
         wanted = None if self._bins is not None else max_bins
         ready = self._table is not None and self._table.max_bins == wanted
@@ -288,7 +289,7 @@ class Stream(RowSource):
         return self._table
 
     def prepare_training(self, request: FitRequest) -> TrainingRows:
-        """Writes the rows to disk, and loads what stays in memory of each."""
+        """Writes the rows to disk, and loads their values that stay in memory."""
         settings = request.settings
         table = self.prepare(
             settings.max_bins, request.progress, partial(_check_batch, request),
@@ -323,7 +324,7 @@ class Stream(RowSource):
             plan_memory(job, blocks, self.memory, request.begin)
 
     def _make_runner(self, blocks, progress, job, init_score):
-        """Plans the memory of a run, and returns what makes its rounds."""
+        """Plans the memory of a run, and returns its runner."""
         self.plan = plan_memory(job, blocks, self.memory, init_score)
         if progress and process_number() == 0:
             tqdm.write(describe_plan(self.plan, self.memory), file=sys.stderr)
@@ -371,24 +372,24 @@ def stream(
     Args:
       source: a callable that gives a new iterator of batches (x, y), (x, y,
         sample_weight) or (x, y, sample_weight, offset) each time; a list of such; or
-        what :func:`array_batches` or :func:`parquet_batches` give. It is read twice
-        (once, if ``bins`` are given), and must give the same rows in the same order;
-        checksums of both passes are compared. Where x are data frames, the model
-        keeps the names of their columns.
-      memory: the most that jboost may hold at a time, "512 MiB" or a number of bytes,
-        beside the interpreter, the compiler and its programs (20 to 120 MiB, whatever
-        the number of rows), and the source's own batches. Freed memory is returned to
-        the system. ``fit`` refuses to train with less than it needs, and says how much
-        that is.
-      directories: where block files go, in turn, if several (disks) are given; the
-        system's folder for temporary files if none is. They are removed with the
-        stream, at the end of the process, and on SIGTERM and SIGHUP unless the program
-        handles these itself. SIGKILL leaves folders ``jboost-blocks-*`` behind, which
-        the next stream with the same directories removes.
-      bins: thresholds from :func:`fit_bins` or :func:`bins_from_sketch`; else a
-        sketch of all rows finds them.
-      block_rows: rows of a block; by default as many as an eighth of the budget
-        allows, at most 262,144.
+        the result of :func:`array_batches` or :func:`parquet_batches`. It is read
+        twice (once, if ``bins`` are given), and must give the same rows in the same
+        order; checksums of both passes are compared. If x is a data frame, the model
+        keeps the names of its columns.
+      memory: the most memory that jboost may hold at a time, "512 MiB" or a number of
+        bytes, in addition to the interpreter, the compiler and its programs (20 to 120
+        MiB for any number of rows), and the source's own batches. Freed memory is
+        returned to the system. ``fit`` refuses to train with less than it needs; the
+        error states the number of bytes.
+      directories: one or several folders (disks) for block files, filled in turn; by
+        default the system's folder for temporary files. Block files are removed with
+        the stream, at the end of the process, and on SIGTERM and SIGHUP unless the
+        program handles these itself. SIGKILL leaves folders ``jboost-blocks-*`` behind,
+        which the next stream with the same directories removes.
+      bins: thresholds from :func:`fit_bins` or :func:`bins_from_sketch`; by default
+        they come from a sketch of all rows.
+      block_rows: the number of rows of a block; by default as many as fit an eighth of
+        the budget, at most 262,144.
 
     Returns:
       A Stream: ``jb.fit(stream, loss=...)``. Several calls share its files.

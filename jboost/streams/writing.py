@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Writes the rows of a source to blocks on disk, as codes.
 
-In: a source of batches, which can be read again. Out: a BlockTable: the files, and
-what is known of their rows. A first pass over the batches sketches the quantiles of
-every feature; a second pass writes codes, targets and weights.
+In: a source of batches, which can be read again. Out: a BlockTable: the files, and the
+properties of their rows. A first pass over the batches sketches the quantiles of every
+feature; a second pass writes codes, targets and weights.
 """
 
 import math
@@ -50,7 +50,7 @@ _FAILURES = (TypeError, ValueError, OSError, BlockError)  # of a pass
 
 
 class Pass(NamedTuple):
-    """What a pass over the source saw; see :func:`jboost.streams.batches.hash_rows`."""
+    """Row count of a pass, and checksums (:func:`jboost.streams.batches.hash_rows`)."""
 
     num_rows: int
     checksums: tuple[int, ...]
@@ -61,14 +61,13 @@ class Options(NamedTuple):
 
     Attributes:
       memory: the most bytes that the sketch and the blocks may take.
-      directories: where files go; none: the system's folder for temporary files.
+      directories: folders for the files; none: the system's folder for temporary files.
       block_rows: rows of a block; None: as many as fit their share of the memory.
       progress: whether to show bars.
       check: called with each batch of the first pass, and its number; may refuse it.
-      num_scores: of the model that will be trained.
-      plan: called with the bins and the blocks that will be written, of which the first
-        batch's first row shows the kind, once their number of rows is known; may refuse
-        them.
+      num_scores: the number of scores of the model to train.
+      plan: called with the bins, the blocks that will be written, and the first row of
+        the first batch, once the number of rows is known; may refuse them.
     """
 
     memory: int
@@ -94,8 +93,8 @@ def write_table(
     Raises:
       BlockError: files cannot be written.
       OSError: the source fails.
-      TypeError, ValueError: batches are not such, or differ between passes. Where
-        processes train together, what one of them raises is raised on all.
+      TypeError, ValueError: batches are malformed, or differ between passes. If
+        processes train together, an error of one of them is raised on all.
     """
     seen = None
     if bins is None:
@@ -138,7 +137,7 @@ def _compare_processes(first):
 
 
 def _sketch(source, max_bins, options):
-    """Returns what one pass saw, thresholds from it, and a first row."""
+    """Sketches all rows; returns the pass, its thresholds, and the first row."""
     sketch, kind, num_rows, checksums = None, None, 0, ()
     eps = min(1 / 64, 1 / (8 * max_bins))  # an eighth of the share of a bin
     first, known = _count_rows(source)
@@ -165,7 +164,7 @@ def _sketch(source, max_bins, options):
 
 
 def _lay_out(num_rows, bins, options):
-    """Returns the blocks that so many rows will take, without their files."""
+    """Returns the blocks that ``num_rows`` rows will take, without their files."""
     dtype = np.dtype(code_dtype(bins.num_bins))
     size = _choose_block_rows(bins.num_features, dtype, options)
     firsts = range(0, num_rows, size)
@@ -179,8 +178,8 @@ def _lay_out(num_rows, bins, options):
 def _check_rows(batch, num_rows, options):
     """Raises as soon as there are more rows than can be trained on.
 
-    It counts what any loss needs: targets, weights, and of each score the score, its
-    leaf and its derivatives, as floats and as integers. The plan of a run counts all.
+    It counts the arrays that any loss needs: targets, weights, and for each score the
+    score, its leaf and its derivatives, as floats and integers. The plan counts all.
     """
     targets = sum(
         a.dtype.itemsize * math.prod(a.shape[1:])
@@ -206,10 +205,10 @@ def _check_sketch(sketch, num_rows, memory):
 
 
 def _write(source, bins, max_bins, seen, options):
-    """Writes the blocks in one pass; ``seen`` is what the pass before it saw.
+    """Writes the blocks in one pass; ``seen`` is the pass before it, or None.
 
     Returns:
-      The writer, and the weight of all rows.
+      The writer, and the total weight of all rows.
     """
     writer, num_rows, checksums, weight = None, 0, (), 0.0
     with _bar("writing", options.progress, seen and seen.num_rows) as bar:
@@ -339,7 +338,7 @@ class _Writer:
 
 
 def _named_rows(batch):
-    """Returns what goes into a block besides codes."""
+    """Returns the arrays of a block besides its codes, by name."""
     leaves = jax.tree.leaves(batch.targets)
     named = {f"target {i}": leaf for i, leaf in enumerate(leaves)}
     if batch.weights is not None:

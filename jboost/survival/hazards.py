@@ -60,7 +60,7 @@ def _read(values):
 
 
 def read_times(times: Any) -> Any:
-    """Returns the times [T] at which something is evaluated.
+    """Returns the times [T] of an evaluation in float32.
 
     Raises:
       ValueError: they do not have one dimension, or one of them is NaN.
@@ -119,7 +119,7 @@ def baseline_hazard(
       scores: [N], the scores of the training rows.
       targets: a mapping with ``time``, ``event`` and optionally ``entry``, [N] each.
       weights: [N], row weights.
-      groups: N ids of strata, each of which gets a hazard of its own; None for one.
+      groups: N ids of strata, each with a hazard of its own; None: one stratum.
       ties: "efron" or "breslow"; that of the loss.
 
     Returns:
@@ -182,7 +182,7 @@ def survival_curves(
     S(t | score) = exp(-H(t) exp(score)), with the baseline hazard H.
 
     Args:
-      baseline: from :func:`baseline_hazard`.
+      baseline: the baseline hazard, from :func:`baseline_hazard`.
       scores: [N], log hazard ratios, as :func:`jboost.predict` returns them.
       times: [T], in any order.
       groups: the stratum of each row, N ids; needed if ``baseline`` has strata.

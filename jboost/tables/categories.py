@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Encodes the categorical features of a model.
 
-In: a matrix whose categorical columns hold integers 0, 1, 2, ..., or NaN for missing.
+In: a matrix with integers 0, 1, 2, ... in categorical columns, or NaN for missing.
 Out: the same matrix with category codes, the numbers that splits by sets contain.
 """
 
@@ -137,7 +137,7 @@ def check_values(
     columns, new = list(indices), codes is None
     if isinstance(matrix, jax.Array):  # may be on another device
         matrix, columns = np.asarray(matrix[:, np.array(columns)]), slice(None)
-    # Groups of categories of which no value so far has a code, and a value of each.
+    # Categorical columns without a coded value so far, and one value of each.
     compared = not new and not isinstance(codes, Tracer) and len(matrix) > 1
     if compared:
         codes = np.asarray(codes)

@@ -59,14 +59,14 @@ def read_cells(
     """Reads a column of x: numbers, or indices of categories and their values.
 
     In training, the values that occur come first, sorted, then the other levels that
-    the dtype declares. A column in which all cells are missing can be of any kind.
+    the dtype declares. A column of missing cells alone can be of any kind.
 
     Args:
       column: the cells.
       known: the values seen in training, or None if the column was numeric.
       new: whether the kinds of the columns are not known yet.
-      extend: whether values that are not known are appended to those that are;
-        otherwise they are missing, with a warning if no value is known.
+      extend: whether unknown values are appended to the known ones; otherwise they
+        are missing, with a warning if no value is known.
 
     Returns:
       The cells; the categories, or None for numbers; and a warning if strings look like
@@ -228,7 +228,7 @@ def _sort_out_objects(column, values, gaps):
 
 
 def _as_float(number):
-    """Converts a number; what no float can hold becomes an infinity, as in float32."""
+    """Converts a number; one beyond the range of floats becomes infinite."""
     try:
         return float(number)
     except OverflowError:

@@ -80,7 +80,7 @@ def _count_columns(x):
 
 
 def _count_stored(x):
-    """Returns what :func:`_count_columns` yields, for entries of a sparse matrix."""
+    """Returns tuples like :func:`_count_columns`, for entries of a sparse matrix."""
     if not _may_collide(np.dtype(x.dtype)):
         return ()
     stored = sort_entries(x, "x", by_column=True)
@@ -100,7 +100,7 @@ def _count_stored(x):
 
 
 class _Domain(NamedTuple):
-    """Describes the targets for which a loss is defined.
+    """Describes the targets that a loss is defined for.
 
     Attributes:
       description: their description in error messages.
@@ -162,7 +162,7 @@ def check_domain(
       name: name of the targets in error messages.
 
     Raises:
-      ValueError: names the first row whose target is outside the domain.
+      ValueError: a target is outside the domain; names the first such row.
     """
     bare = losses.bare_loss(loss)
     if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves((targets, weights))):
@@ -177,7 +177,7 @@ def check_domain(
     if not built_in or not isinstance(host, np.ndarray) or host.ndim not in (1, 2):
         return  # tracing the loss will raise a better error
     if host.ndim == 2 and bare is losses.softmax:
-        return  # likewise
+        return  # tracing will raise a better error here, too
     given = host if host.ndim == 1 else np.where(np.isnan(host), np.float32(1), host)
     check_finite(given, weights, name, host)
     domain = next((domain for known, domain in _DOMAINS if known is bare), None)

@@ -42,12 +42,12 @@ class Schema(NamedTuple):
 
 
 class RowSource:
-    """Rows that come in batches: the interface of what :func:`jboost.stream` returns.
+    """Rows that come in batches: the interface of the result of :func:`jboost.stream`.
 
     Stages that need such rows call these methods, and do not import streams.
 
     Attributes:
-      source: returns a new iterator over the batches.
+      source: a function that returns a new iterator over the batches.
       has_bins: whether thresholds were given.
     """
 
@@ -89,12 +89,12 @@ class Frame(NamedTuple):
         :class:`jboost.tables.sparse.SparseMatrix` if x is sparse, otherwise a NumPy
         array.
       names: names of the columns; None for a matrix, and for the labels 0, 1, 2, ...
-      categories: for each categorical column the values that its cells 0, 1, 2, ...
+      categories: the values that the cells 0, 1, 2, ... of each categorical column
         represent, None for a numeric column; None instead of the tuple if all are
         numeric.
-      doubts: for each column a warning, or None, that its strings may not be meant as
-        categories; empty if there are none. The caller issues it for columns that the
-        user did not declare categorical.
+      doubts: a warning for each column of strings that may not be meant as categories,
+        None for other columns; empty without warnings. The caller issues the warning
+        for columns that the user did not declare categorical.
     """
 
     matrix: Any

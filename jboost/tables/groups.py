@@ -80,12 +80,12 @@ def find_gap(values: Shaped[np.ndarray, " N"]) -> int | None:
     return int(gaps[0]) if len(gaps) else None
 
 
-MOST_CHECKED = 256  # rows of the group on which a loss is checked
-_MOST_WIDTHS = 8  # tables, each of which is compiled
+MOST_CHECKED = 256  # rows of the group that a loss is checked with
+_MOST_WIDTHS = 8  # tables; each is compiled
 _MOST_SIZES = 64  # of groups, for losses that take no padding
 _TABLE_COST = 1 << 14  # places that cost less than the compilation of another table
 _NO_WEIGHTS = "unless the loss takes weights, loss(scores, targets, *, where, weights)"
-# Not 28, whose rest beyond a multiple of 8 takes XLA longer than the 4 rows up to 32.
+# Not 28: its rest beyond a multiple of 8 takes XLA longer than the 4 rows up to 32.
 _SMALL_WIDTHS = (*range(1, 9), *range(10, 17, 2), 20, 24, *range(32, 65, 8))
 
 Kind = Literal["ids", "all", "random"]
@@ -97,7 +97,7 @@ class GroupTable(NamedTuple):
     Attributes:
       rows: row numbers; a group with fewer rows repeats its first row.
       size: the number of rows of each group; 0 for padding.
-      number: of each group, from 0 to the number of groups - 1.
+      number: the index of each group, from 0 to the number of groups - 1.
     """
 
     rows: Int32[Array, "n G"]
@@ -115,14 +115,14 @@ class RowGroups:
     """The division of N rows into groups; see :func:`make_groups`.
 
     Attributes:
-      tables: of the groups, for the kind "ids".
-      slot: where each row stands in the tables, one after another, flat; -1 where it is
-        in none.
+      tables: the tables of the groups, for the kind "ids".
+      slot: the position of each row in the flattened tables, one after another; -1 if
+        it is in none.
       number: the group of each row.
-      weights: of the rows, where the loss itself takes them.
-      kind: "ids"; "all" rows are one group; or "random" groups of ``width`` rows, new
-        ones in each round.
-      num_groups: of the kind "ids", without padding.
+      weights: row weights for a loss that takes them itself, else None.
+      kind: "ids"; "all": all rows are one group; or "random": groups of ``width`` rows,
+        new ones in each round.
+      num_groups: the number of groups of the kind "ids", without padding.
       padded: whether a group has fewer rows than its table is wide.
     """
 
@@ -136,7 +136,7 @@ class RowGroups:
     padded: bool = False
 
     def __repr__(self) -> str:
-        """Shows what the groups are: their tables would fill pages."""
+        """Shows the kind and sizes of the groups: their tables would fill pages."""
         if self.kind == "all":
             return "RowGroups(all rows)"
         if self.kind == "random":
@@ -148,10 +148,10 @@ class RowGroups:
 def random_groups(size: int) -> RowGroups:
     """Returns groups of ``size`` random rows, others in each round.
 
-    For losses of pairs, contrasts or distributions of rows (contrastive losses, AUC,
-    MMD), whose cost would grow with the square of all rows. The last group has what is
-    left, so that ``size`` must divide the number of rows if the loss does not take
-    ``where``. Losses are reported on the groups of the first round.
+    They serve losses of pairs, contrasts or distributions of rows (contrastive losses,
+    AUC, MMD): on all rows, the cost would grow with the square of their number. The
+    last group has the remaining rows; ``size`` must divide the number of rows if the
+    loss does not take ``where``. Losses are reported on the groups of the first round.
 
     Example:
       >>> import jboost as jb
@@ -224,7 +224,7 @@ def check_groups(groups: Any, num_rows: int, name: str, padded: bool = True) -> 
     """Returns the groups of ``num_rows`` rows; None for None.
 
     Raises:
-      TypeError, ValueError: they are not those of so many rows.
+      TypeError, ValueError: ids are missing, or not one for each of the rows.
     """
     if groups is None:
         return None

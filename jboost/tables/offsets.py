@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks offsets, and narrows them to float32.
 
-In: an offset as a user passes it. Out: scores to which a model adds. Traced values are
-not checked, only their shapes.
+In: an offset as a user passes it. Out: base scores, added to the scores of a model.
+Traced values are not checked, only their shapes.
 """
 
 from typing import Any
@@ -22,7 +22,7 @@ def check_offset(
     """Returns an offset [N], or [N, K] for K > 1, as float32 scores [K, N].
 
     Args:
-      offset: the scores to which the model adds.
+      offset: base scores, added to the scores of the model.
       num_rows: N.
       num_scores: K.
       name: name of the argument, for errors.
@@ -50,7 +50,7 @@ def read_offset(
 
 
 def narrow_floats(array: Any) -> Any:
-    """Returns float32; what is too large becomes an infinity, without a warning."""
+    """Returns float32; numbers too large for it become infinite, without a warning."""
     with np.errstate(over="ignore"):
         return array.astype(np.float32)
 
@@ -59,9 +59,9 @@ def check_finite(array: Any, weights: Any, name: str, given: Any) -> None:
     """Checks that numbers are finite in float32.
 
     Args:
-      array: float32, or integers.
-      weights: of the rows; rows of weight 0 are not checked. None for all rows.
-      name: of the argument.
+      array: numbers in float32, or integers.
+      weights: row weights; rows of weight 0 are not checked. None: all rows are.
+      name: the name of the argument.
       given: the numbers before they became float32.
 
     Raises:

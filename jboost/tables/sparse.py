@@ -183,7 +183,7 @@ def _sort_scipy(x, name, by_column):
 
 
 def _check_scipy(x, name):
-    """Checks the indices, at which SciPy does not look when a matrix is made."""
+    """Checks the indices, because SciPy does not when a matrix is made."""
     if x.format == "coo":
         good = all(map(_are_inside, x.coords, x.shape))
         good &= all(len(axis) == len(x.data) for axis in x.coords)

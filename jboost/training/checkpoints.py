@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoints: a run of ``fit`` in a file, from which the same call continues.
+"""Checkpoints: a run of ``fit`` in a file, which the same call continues.
 
 A fingerprint of data, loss and settings keeps other runs from the file; it does not
 depend on the division of rows among processes. A lock ends with the run or its process.
@@ -56,7 +56,7 @@ from jboost.training.rows import PaddedRows
 from jboost.trees.initial import MedianStart
 
 BLOCK_ROWS = 2**18
-_STEP = 2**13  # rows whose hashes stay in the processor's cache
+_STEP = 2**13  # rows at a time, so that their hashes stay in the CPU cache
 _LONGEST = 200  # characters of a loss that errors show
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _TRACED_TOO = ("max_bins",)  # static, but a number of the program, too
@@ -70,10 +70,10 @@ _NAMES: dict[str, str] = {
 
 
 class Fingerprint(NamedTuple):
-    """What a run depends on.
+    """Everything that the result of a run depends on.
 
     Attributes:
-      settings: by name, as JSON stores them.
+      settings: the settings by name, as JSON stores them.
       blocks: digests of x, y, sample_weight and offset, by name; two words for each
         block of rows.
     """
@@ -85,7 +85,7 @@ class Fingerprint(NamedTuple):
 def take_fingerprint(
     request: FitRequest, prepared: Prepared, job: Job, runner: Runner
 ) -> Fingerprint:
-    """Returns what a run depends on."""
+    """Returns the settings of a run, and digests of its rows."""
     settings = describe_run(request, prepared, job)
     blocks = _hash_rows("", job.rows, runner.read_codes())
     for name, part in job.sets.items():
@@ -94,7 +94,7 @@ def take_fingerprint(
 
 
 def describe_run(request: FitRequest, prepared: Prepared, job: Job) -> dict[str, Any]:
-    """Returns what a run depends on, without its rows."""
+    """Returns everything that a run depends on except its rows."""
     (loss, method), arrays = job.problem
     programs = list_programs(loss)
     text = repr([program and program.structure for program in programs])
@@ -144,7 +144,7 @@ def list_programs(loss: TracedLoss | GroupLoss) -> list[Program | None]:
 
 
 def describe_call(request: FitRequest) -> dict[str, Any]:
-    """Returns what the processes of a run must agree on before they read rows."""
+    """Returns the arguments that all processes must share, before they read rows."""
     plain = (bool, int, float, str, type(None))
     named = {
         name: value if isinstance(value, plain) else _without_addresses(repr(value))
@@ -183,7 +183,7 @@ def compare_processes(settings: dict[str, Any]) -> None:
     """Raises on every process if the settings of two processes differ.
 
     Raises:
-      ValueError: with the names of what differs, and the number of a process.
+      ValueError: names the settings that differ, and the number of a process.
     """
     if num_processes() == 1:
         return
@@ -202,7 +202,7 @@ def _without_addresses(text):
 
 
 def _name_differences(old, new, form):
-    """Names what differs, with both values where these are no digests."""
+    """Names the entries that differ, with both values unless these are digests."""
     differing = []
     for key in {**new, **old}:
         before, now = old.get(key), new.get(key)
@@ -215,17 +215,17 @@ def _name_differences(old, new, form):
 
 
 def compare_fingerprints(old: Fingerprint, new: Fingerprint, name: str) -> None:
-    """Raises if two runs differ; names what differs.
+    """Raises if two runs differ, and names the differences.
 
     Args:
-      old: from the checkpoint ``name``.
-      new: of this run.
+      old: the fingerprint in the checkpoint ``name``.
+      new: the fingerprint of this run.
     """
     differing = _name_differences(old.settings, new.settings, "was {}, is {}")
     for key in new.blocks:
         before, now = old.blocks.get(key), new.blocks[key]
         if before is None or before.shape != now.shape:
-            continue  # then the settings tell other sets or numbers of rows
+            continue  # then the settings differ in sets or numbers of rows
         differ = np.any(before != now, axis=1)
         if differ.any():
             first = int(np.argmax(differ))
@@ -252,7 +252,7 @@ def _name_numbers(numbers: Any, group: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _describe_rows(prefix, rows: PaddedRows):
-    """Returns the number of rows, and what one row of the targets is."""
+    """Returns the number of rows, the type of y, and the kind of groups, by name."""
     leaves, structure = jax.tree.flatten(rows.data.targets)
     kinds = [f"{leaf.dtype.name}{[*leaf.shape[1:]]}" for leaf in leaves]
     groups = rows.data.groups
@@ -309,8 +309,8 @@ def hash_blocks(
 
     Args:
       parts: the rows of this process, in order.
-      first_row: the number of the first of them.
-      num_rows: of all processes.
+      first_row: the number of the first of them among all rows.
+      num_rows: the number of rows of all processes.
     """
     sums, first = np.zeros(-(-num_rows // BLOCK_ROWS), np.uint64), first_row
     for part in parts:
@@ -330,7 +330,7 @@ def hash_blocks(
 
 
 def _hash_entries(codes: SparseCodes, num_rows):
-    """Does what :func:`hash_blocks` does for the stored entries of sparse codes."""
+    """Hashes the stored entries of sparse codes, block of rows by block of rows."""
     starts = np.asarray(codes.starts)
     rows = np.asarray(codes.rows)[: starts[-1]].astype(np.uint64)
     multipliers = np.repeat(_choose_multipliers(len(starts) - 1), np.diff(starts))
@@ -459,12 +459,12 @@ _PARAMETERS = ("parameters", "first_parameters")  # pytrees of the state
 
 
 class Checkpoint(NamedTuple):
-    """A file in which a run is stored.
+    """A file that holds a run.
 
     Attributes:
-      path: of the file.
-      every: the number of rounds after which it is written again.
-      fingerprint: of the run.
+      path: the path of the file.
+      every: the number of rounds between two writes of the file.
+      fingerprint: the fingerprint of the run.
       rates: the learning rate of each round.
     """
 
@@ -480,7 +480,7 @@ def write_checkpoint(
     """Writes a run, replacing the file if it exists; notes it in the record.
 
     Args:
-      position: where the next round begins; None for a run that is over.
+      position: the position before the next round; None for a run that is over.
 
     Raises:
       OSError: it cannot be written.
@@ -567,9 +567,9 @@ def resume(
     """Fills the record, and returns the position after its rounds.
 
     Args:
-      container: from :func:`read_checkpoint`.
-      record: before its first round.
-      position: before the first round.
+      container: the contents of the file, from :func:`read_checkpoint`.
+      record: the record of the run before its first round.
+      position: the position before the first round.
       xs: the raw rows: those of training, then of each validation set.
 
     Raises:
@@ -615,7 +615,7 @@ def _compare_rates(old, new, name):
 
 
 def _flatten(state):
-    """Returns the arrays of a state whose size does not grow with the rows."""
+    """Returns the arrays of a state that do not grow with the number of rows."""
     arrays = {f"state.{name}": np.asarray(getattr(state, name)) for name in _STATE}
     for name in _PARAMETERS:
         for number, leaf in enumerate(jax.tree.leaves(getattr(state, name))):

@@ -77,10 +77,10 @@ def pace_rounds(
     the same calls.
 
     Args:
-      num_rounds: of the whole run.
+      num_rounds: the number of rounds of the whole run.
       first: the round to start from.
-      most: rounds of one call.
-      every: calls end at multiples of this, where given.
+      most: the most rounds of one call.
+      every: calls end at multiples of this number, if it is given.
 
     Raises:
       RuntimeError: a callback has forked, and this is the new process.
@@ -132,7 +132,7 @@ def open_bar(total: int, progress: bool, unit: str = "round") -> tqdm:
 
 
 def skip_to(bar: tqdm, first: int) -> None:
-    """Starts a bar at the round from which a run goes on."""
+    """Starts a bar at the round that a run continues with."""
     bar.initial = bar.n = first
     if first == bar.total:
         _end_compiling(bar)
@@ -148,14 +148,14 @@ def advance(bar: tqdm, count: int, values: dict[str, float]) -> None:
 
 
 def _end_compiling(bar):
-    """Times rounds without what was compiled before them."""
+    """Excludes the compilation before the rounds from their time."""
     if not bar.disable and bar.desc:
         bar.unpause()
         bar.set_description(refresh=False)
 
 
 class Chunk(NamedTuple):
-    """What one call of a runner returns; the first ``count`` entries are valid."""
+    """The result of one call of a runner; the first ``count`` entries are valid."""
 
     state: BoostState
     set_steps: tuple[Float[Array, "K N"], ...]
@@ -174,7 +174,7 @@ class Job(NamedTuple):
       rates: the learning rate of each round.
       rows: the training rows.
       sets: the validation sets.
-      metrics: by name.
+      metrics: the metric functions by name.
       real: targets and weights of all rows without padding, by set, for metrics.
     """
 
@@ -197,11 +197,11 @@ class Job(NamedTuple):
 
 
 class Position(NamedTuple):
-    """The state from which the next round begins.
+    """The state before the next round.
 
     Attributes:
-      state: of the training rows.
-      set_steps: steps of each validation set.
+      state: the state of the training rows.
+      set_steps: the steps of each validation set.
     """
 
     state: BoostState
@@ -217,7 +217,7 @@ class Runner(Protocol):
         ...
 
     def run(self, position: Position, first: int, count: int) -> Chunk:
-        """Makes ``count`` rounds, of which ``first`` is the first."""
+        """Makes ``count`` rounds, beginning with round ``first``."""
         ...
 
     def read_codes(self) -> Iterator[Shaped[np.ndarray, "F n"]]:
@@ -257,10 +257,10 @@ class ArrayRunner:
         self._entries = [put(np.int32(i)) for i in range(MOST_ROUNDS)]
 
     def run(self, position: Position, first: int, count: int) -> Chunk:
-        """Makes ``count`` rounds, of which ``first`` is the first."""
+        """Makes ``count`` rounds, beginning with round ``first``."""
         last, stored, trees, made = self._make_rounds(position, first, count)
         while not (made.regular[:count].all() and made.kept[:count].all()):
-            # What one round needs, others will.
+            # A fallback that one round needs will be needed again.
             self._whole = IncludeFallbacks(
                 derive=self._whole.derive or not made.regular[:count].all(),
                 finish=self._whole.finish or not made.kept[:count].all(),
@@ -344,7 +344,7 @@ class ArrayRunner:
         return len(scores) * self._count_rows(scores) > FEW
 
     def _tidy(self, scores):
-        """Releases what compiling left; for few rows the time would matter more."""
+        """Releases memory after compiling; for few rows the time would matter more."""
         if self._num_programs != num_made[0]:
             self._num_programs = num_made[0]
             if self._has_many(scores):
@@ -429,7 +429,7 @@ def choose_effort(problem: Problem, num_rows: int) -> CompileOptions:
 
 
 def no_trees(method: Method, num_scores: int, rounds: int = 0) -> Tree:
-    """Returns arrays for so many rounds of trees, in NumPy; empty for none."""
+    """Returns NumPy arrays for the trees of ``rounds`` rounds; empty for 0 rounds."""
     nodes, num_trees = (
         2**method.max_depth - 1,
         1 if method.share_structure else num_scores,

@@ -33,7 +33,7 @@ from jboost.training.chunks import Job, Position, choose_effort
 from jboost.training.rows import PaddedRows
 from jboost.training.sharded import compile_for_rows
 
-_MOST_ROUNDS = 16  # whose leaf indices are computed at a time
+_MOST_ROUNDS = 16  # rounds of leaf indices that are computed at a time
 _MOST_LEAVES = 2**26  # leaf indices of all rows and rounds at a time
 
 
@@ -41,7 +41,7 @@ def check_start(model: Any, settings: Settings) -> Ensemble:
     """Checks that training can continue from the model.
 
     Returns:
-      The model, with ``absent`` if that is given and the model does not say.
+      The model, with the given ``absent`` if its own is None.
     """
     check_model(model)
     init_score, absent = settings.init_score, settings.absent
@@ -92,7 +92,7 @@ def adopt_categories(model: Ensemble, categories: Categories | None) -> Ensemble
     left, the codes of the new categories join the set that goes left.
 
     Args:
-      model: the model from which training continues.
+      model: the model that training continues.
       categories: the categories of its training rows, then those of the new rows, from
         :func:`jboost.codes.category_codes.fit_categories`.
     """
@@ -129,7 +129,7 @@ def continue_from(
     """Returns the position after the model's rounds.
 
     Args:
-      position: before the first round.
+      position: the position before the first round.
       xs: the raw rows: those of training, then of each validation set.
 
     Laws: on the same data, ``fit(m rounds)`` and then ``n`` rounds from that model are
@@ -165,8 +165,8 @@ def add_model(
     """Replaces the steps of all rows by those after the rounds of a model.
 
     Args:
-      position: its other values are kept.
-      xs: see :func:`continue_from`.
+      position: the position to change; its other values are kept.
+      xs: the raw rows: those of training, then of each validation set.
     """
     state, (x, *set_xs) = position.state, xs
     if job.problem.loss.coupled:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What training returns besides the model: curves, and errors that carry them.
+"""Results of training besides the model: curves, and errors that carry them.
 
 In: losses and metrics by round. Out: a History.
 """
@@ -30,21 +30,21 @@ class History:
       best_round: the best round (from 0) on the first validation set, by ``by``; the
         last one without a validation set; -1 if there was no round, or if ``by`` is NaN
         or infinite in all of them.
-      choices: what each "auto" stood for, the initial score, and the rule that gave
-        it, ``"init_score_rule"``: "argmin", "median", "given", "fallback" where no
-        row had a gradient at the argmin, so that training starts elsewhere, or "half
-        event" where the argmin is at infinity (no event in the rows of a logistic or
+      choices: the values chosen for "auto", the initial score, and the rule that gave
+        it, ``"init_score_rule"``: "argmin", "median", "given", "fallback" if no row
+        had a gradient at the argmin, so that training starts elsewhere, or "half
+        event" if the argmin is at infinity (no event in the rows of a logistic or
         Poisson loss, say) and training starts where half an event would keep it.
-      oob_improvement: with ``subsample`` < 1, by how much each round lowered the
-        weighted mean loss of the rows out of its bag, [R] (Friedman 2002; as in
+      oob_improvement: the decrease of the weighted mean loss of the rows out of the
+        bag in each round, [R], with ``subsample`` < 1 (Friedman 2002; as in
         scikit-learn); else None. Its running sum is largest after the number of
         rounds that it advises, ``np.cumsum(history.oob_improvement).argmax() + 1``,
-        usually too few. NaN where a bag of so few rows holds them all.
-      parameters: of an adaptive loss, as estimated after the last round that the
-        model holds (with early stopping the best one); () for other losses. See
-        :func:`jboost.losses.adaptive`.
-      by: what rounds are compared by: ("loss", "min"), or a metric's name and "min" or
-        "max".
+        usually too few. NaN if there are so few rows that a bag holds them all.
+      parameters: the parameters of an adaptive loss, as estimated after the last round
+        that the model holds (with early stopping the best one); () for other losses.
+        See :func:`jboost.losses.adaptive`.
+      by: the criterion that rounds are compared by: ("loss", "min"), or a metric's name
+        and "min" or "max".
     """
 
     train_loss: np.ndarray
@@ -132,7 +132,7 @@ class Trained(NamedTuple):
     history: History
 
     def __getattr__(self, name: str) -> Any:
-        """Says that there are two things in it."""
+        """Raises an error that names the two fields."""
         raise make_attribute_error(
             "what jb.fit returns, (model, history),", name, "; use one of these two"
         )
@@ -142,9 +142,9 @@ class TrainingError(RuntimeError):
     """Training failed; the rounds finished before are kept.
 
     Attributes:
-      round: the round (from 0) in which it happened.
+      round: the round at the time of the error, from 0.
       model: the ensemble of the rounds that were finished.
-      history: of those rounds.
+      history: the history of those rounds.
     """
 
     round: int
@@ -158,7 +158,7 @@ class TrainingError(RuntimeError):
         self.model, self.history = record.model(kept), record.history(kept)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickles what it carries, for processes that send errors to others."""
+        """Pickles the attributes, too, for processes that send errors to others."""
         return _restore, (type(self), self.args, vars(self))
 
 
@@ -169,11 +169,11 @@ class TrainingInterrupted(KeyboardInterrupt):
     ``jb.truncate(error.model, error.history.best_round + 1)`` is the best one.
 
     Attributes:
-      round: the round (from 0) in which it happened.
+      round: the round at the time of the interrupt, from 0.
       model: the ensemble of the rounds that were finished; None except from ``fit``.
-      history: of those rounds; None except from ``fit``.
-      result: what :func:`cross_validate` or :func:`sweep` would have returned for the
-        rounds that were finished; None from ``fit``.
+      history: the history of those rounds; None except from ``fit``.
+      result: the result of :func:`cross_validate` or :func:`sweep` for the rounds that
+        were finished; None from ``fit``.
 
     Example:
       >>> import numpy as np, jboost as jb
@@ -214,10 +214,10 @@ def _restore(kind, args, attributes):
 
 
 def explain_divergence(losses: Sequence[float] | np.ndarray, value: float) -> str:
-    """Suggests what may help if the training loss is no longer finite.
+    """Suggests remedies if the training loss is no longer finite.
 
     Args:
-      losses: of the rounds before.
+      losses: the losses of the rounds before.
       value: the loss now.
     """
     advice = "a smaller learning_rate or a larger l2 may help"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The loop of ``fit``: chunks of rounds, and what the host does between them.
+"""The loop of ``fit``: chunks of rounds, and the work of the host between them.
 
 In: a training run before its next round. Out: its rounds, in the record. After each
 round the host records losses and metrics, calls callbacks, shows progress and checks
@@ -59,7 +59,7 @@ from jboost.training.starting import (
 _SEEN = ("trees", "losses", "improvement", "parameters")
 
 
-_FAILED = 2  # what a callback may answer besides 0 and 1
+_FAILED = 2  # answer of a callback that raised; 0: go on, 1: stop
 
 
 class FitRun(NamedTuple):
@@ -67,12 +67,12 @@ class FitRun(NamedTuple):
 
     Attributes:
       runner: makes the rounds.
-      position: where the next round begins.
+      position: the state before the next round.
       record: the rounds so far.
       patience: rounds without improvement after which the run stops; None: never.
       watchers: the callbacks.
       watched: whether some process has callbacks.
-      checkpoint: where the run is kept; None: nowhere.
+      checkpoint: the file that stores the run; None: no file.
       bar: shows progress.
     """
 
@@ -206,7 +206,7 @@ def _make_rounds(run: FitRun) -> None:
 
 
 def _tell_limits(run, state, sums):
-    """Warns of a run whose trees have no split."""
+    """Warns that no tree of the run has a split, and explains why."""
     job, record = run.job, run.record
     last = jax.tree.map(lambda array: np.asarray(array[-1]), sums)
     reason = describe_limits(job.problem, job.rows, state, record.bins, last)
@@ -227,7 +227,7 @@ def _tell_kept(run):
 
 
 def _make_chunk(run: FitRun, position: Position, first: int, count: int) -> Chunk:
-    """Makes rounds, and fetches what the host needs of them."""
+    """Makes rounds, and fetches the results that the host needs."""
     before = np.asarray(position.state.lost)
     meet()
     try:

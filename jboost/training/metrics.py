@@ -25,7 +25,7 @@ from jboost.tables.groups import RowGroups
 
 
 class Criterion(NamedTuple):
-    """The criterion by which rounds are compared.
+    """The criterion that rounds are compared by.
 
     Attributes:
       name: "loss", or the name of a metric.
@@ -41,7 +41,7 @@ class Criterion(NamedTuple):
         return None if self.name == "loss" else self.name
 
     def rank(self, values: Any) -> Float[np.ndarray, "..."]:
-        """Maps values to numbers of which the least is best; not finite is worst."""
+        """Maps values to ranks: the least is best, and not finite is worst."""
         values = np.asarray(values, np.float64)
         signed = -values if self.direction == "max" else values
         return np.where(np.isfinite(values), signed, np.inf)
@@ -61,12 +61,12 @@ BY_LOSS = Criterion()
 
 
 class Compared(NamedTuple):
-    """The rows on which rounds are compared.
+    """The rows that rounds are compared on.
 
     Attributes:
       place: how messages refer to the rows.
       values: the criterion after each round on these rows.
-      targets, weights: of the rows; None where they are not known.
+      targets, weights: the targets and weights of the rows; None: unknown.
     """
 
     place: str
@@ -76,10 +76,10 @@ class Compared(NamedTuple):
 
 
 def describe_gaps(by: Criterion, compared: Sequence[Compared]) -> str | None:
-    """Says in which rounds the criterion is not finite, where and why.
+    """Names the rounds and rows without a finite criterion, and the likely reason.
 
     Returns:
-      None if it always is.
+      None if the criterion is always finite.
     """
     found = [each for each in compared if not np.isfinite(each.values).all()]
     if not found:
@@ -98,7 +98,7 @@ def describe_gaps(by: Criterion, compared: Sequence[Compared]) -> str | None:
 
 
 def _describe_targets(compared):
-    """Returns what may be the reason: all targets are the same number."""
+    """Names the likely reason, if it holds: all targets are the same number."""
     if compared.weights is None:
         return ""
     rows = np.asarray(compared.weights) > 0
@@ -160,8 +160,8 @@ class GroupMetric:
     ) -> float:
         """Returns the weighted mean over groups.
 
-        A group whose metric is NaN has none (a query without relevant documents), and
-        is left out. NaN if no group has one.
+        A group with a metric of NaN (a query without relevant documents) is left out.
+        The mean is NaN if no group remains.
         """
         group_weights = weights if groups.weights is None else weights > 0
         values, counts = fetch(
@@ -209,7 +209,7 @@ def evaluate_metric(
 
     Args:
       arguments: scores, targets and weights of all rows.
-      groups: of the rows, for metrics of groups.
+      groups: the groups of the rows, for metrics of groups.
     """
     if isinstance(function, GroupMetric):
         assert groups is not None  # checked by try_metrics
@@ -226,7 +226,7 @@ def evaluate_metric(
     return float(value)
 
 
-_FEW = 20  # rows on which the mask of a metric is checked
+_FEW = 20  # the mask of a metric is checked on this number of rows
 
 
 def try_metrics(
@@ -239,7 +239,7 @@ def try_metrics(
     """Checks before training that metrics can be computed on the rows.
 
     Args:
-      targets, weights: of the real rows, without padding.
+      targets, weights: the targets and weights of the rows, without padding.
       grouped: whether the rows have groups.
 
     Raises:

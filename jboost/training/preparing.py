@@ -3,7 +3,7 @@
 
 In: a request, checked. Out: thresholds, codes and targets on the device, the
 validation sets, and a function that makes the :class:`jboost.training.chunks.Runner`
-for such rows. What follows does not need to know where the rows are.
+for such rows. Later stages do not depend on where the rows are.
 """
 
 from collections.abc import Callable, Sequence
@@ -55,15 +55,15 @@ from jboost.training.rows import (
 
 
 class TrainingRows(NamedTuple):
-    """The training rows, whose codes may be in memory or on disk.
+    """The training rows; their codes are in memory or on disk.
 
     Attributes:
-      rows: on the device; without codes if these are on disk.
-      schema: of their columns.
+      rows: the rows on the device; without codes if these are on disk.
+      schema: the schema of the columns.
       weighted: whether weights were given.
       with_offset: whether an offset was given.
-      make_runner: makes what runs rounds on the rows, from a job and the initial
-        scores.
+      make_runner: returns the runner that makes rounds on the rows; called with a job
+        and the initial scores.
     """
 
     bins: Bins
@@ -80,9 +80,9 @@ class Prepared(NamedTuple):
     Attributes:
       training: the training rows.
       sets: the validation sets.
-      feature_names: of the columns, where they are known.
-      model: that training goes on from; says how gaps of sparse matrices are read,
-        which may be known only now.
+      feature_names: the names of the columns, if known.
+      model: the model that training goes on from; None: no model. It holds how gaps of
+        sparse matrices are read, which may be decided only now.
     """
 
     training: TrainingRows
@@ -92,7 +92,7 @@ class Prepared(NamedTuple):
 
     @property
     def bins(self) -> Bins:
-        """Of the training rows."""
+        """The bins of the training rows."""
         return self.training.bins
 
 
@@ -145,11 +145,11 @@ def bin_arrays(
 
     Args:
       padded: whether rows are padded to one of few sizes.
-      model: that training goes on from.
-      pad_columns: whether columns are, too, where the settings do not count or name
+      model: the model that training goes on from; None: no model.
+      pad_columns: whether columns are padded, too, unless the settings count or name
         them.
-      mesh: whose devices hold the rows; None: one device.
-      loss: where it may be one of groups.
+      mesh: the mesh of devices that hold the rows; None: one device.
+      loss: the loss; needed if it may be one of groups.
     """
     known = schema = None
     categorical = settings.categorical
@@ -254,8 +254,8 @@ def make_problem(
     """Traces the loss for the rows, and sorts the settings.
 
     Args:
-      sets: the validation sets, whose groups may have other sizes.
-      uniform: whether all rows weigh the same, or nothing.
+      sets: the validation sets; their groups may have other sizes.
+      uniform: whether all rows have the same weight, or weight 0.
 
     Raises:
       TypeError, ValueError: for settings that do not suit the loss or the rows.
@@ -318,7 +318,7 @@ def make_job(request: FitRequest, prepared: Prepared) -> Job:
 
 
 def _prepare_groups(problem, sets, sampled):
-    """Computes what all rounds share of the groups of all sets of rows."""
+    """Computes the group inputs that all rounds share, for all sets of rows."""
 
     def prepare(data):
         bare = data._replace(codes=None)

@@ -22,11 +22,11 @@ from jboost.trees.tree import BoostedTrees, Tree
 
 
 def append_rounds(before: Ensemble, after: Ensemble) -> Ensemble:
-    """The rounds of ``before``, then those of ``after``, from the score of ``before``.
+    """Joins the rounds of ``before`` and ``after``, from the score of ``before``.
 
     Heaps become as deep as the deeper ones; beside linked trees they are linked, too.
     Scores that share trees in one model only have trees of their own in the result.
-    What the leaves were fitted to is kept if both models know it.
+    The sums that leaves were fitted to are kept if both models have them.
     """
     if before.shares_structure != after.shares_structure:
         before, after = _repeat_structure(before), _repeat_structure(after)
@@ -60,7 +60,7 @@ def _words(model):
 
 
 def _take_arrays(model, width, words):
-    """What has a place per round, with ``width`` nodes a tree."""
+    """Returns the arrays with an axis of rounds, with ``width`` nodes per tree."""
     short = width - model.feature.shape[2]
 
     def pad(array, fill):
@@ -99,7 +99,7 @@ def _take_arrays(model, width, words):
 
 
 def _map_leaves(change, sums):
-    """``change`` made to what each leaf has; l2 is a tree's."""
+    """Applies ``change`` to the sums of leaves; l2 is one number per tree."""
     if sums is None:
         return None
     return sums._replace(
@@ -159,7 +159,7 @@ def _repeat_structure(model: Ensemble) -> Ensemble:
 
 
 class GrowingArray:
-    """An array whose first axis grows; views of its first rows stay as they are."""
+    """An array that grows along axis 0; views of its first rows stay unchanged."""
 
     def __init__(self, rows: np.ndarray):
         self._memory = rows
@@ -181,10 +181,10 @@ class GrowingArray:
 
 
 class GrowingModel:
-    """A model to which rounds are added.
+    """A model that grows by rounds.
 
     Attributes:
-      num_rounds: how many it has.
+      num_rounds: the number of its rounds.
     """
 
     def __init__(self, model: Ensemble):
@@ -230,7 +230,7 @@ class Record:
     restored: int = 0
     kept: int = 0
     by: Criterion = BY_LOSS
-    # Of an adaptive loss, else (): at the start, then after each round.
+    # Parameters of an adaptive loss, at the start and after each round; else ().
     parameters: list[Any] = field(default_factory=list)
     num_rounds: int = 0
 
@@ -262,12 +262,13 @@ class Record:
         """Appends rounds.
 
         Args:
-          trees: with an axis of rounds in front.
-          train_loss: [n].
-          set_losses: [n, sets].
-          metrics: [n, measured sets, metrics].
-          improvement: [n]; not looked at unless rounds leave rows out.
-          parameters: of an adaptive loss, after each round.
+          trees: the trees, with a leading axis of rounds.
+          train_loss: the loss of the training rows, [n].
+          set_losses: the losses of the validation sets, [n, sets].
+          metrics: the metrics, [n, measured sets, metrics].
+          improvement: the improvement out of the bag, [n]; unused unless rounds leave
+            rows out.
+          parameters: the parameters of an adaptive loss after each round.
         """
         first, count = self.num_rounds, len(train_loss)
         for i in range(count):
@@ -288,7 +289,7 @@ class Record:
         return self.by.find_best(self.compared(num_rounds))
 
     def compared(self, num_rounds: int) -> np.ndarray:
-        """Returns what the first rounds are compared by, on the first set."""
+        """Returns the criterion after each of the first rounds, on the first set."""
         if self.by.metric is None:
             return self._set_losses.first(num_rounds)[:, 0]
         of = self.measured.index(self.set_names[0])

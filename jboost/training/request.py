@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads what a call of ``fit`` asks for, and checks it before any data are looked at.
+"""Reads and checks the arguments of ``fit`` before any data are looked at.
 
-In: the arguments of ``fit``. Out: a FitRequest, which later stages trust. What depends
-on the data (shapes, names of columns, whether a loss is defined for the targets) is
+In: the arguments of ``fit``. Out: a FitRequest, which later stages trust. Conditions on
+the data (shapes, names of columns, whether a loss is defined for the targets) are
 checked where the data are prepared.
 """
 
@@ -45,23 +45,23 @@ class RawRows(NamedTuple):
 
 
 class FitRequest(NamedTuple):
-    """What one call of ``fit`` asks for.
+    """The checked arguments of one call of ``fit``.
 
     Attributes:
       rows: the training rows.
-      loss: of one row.
-      settings: the hyperparameters; those of the model where one is given.
+      loss: the loss function, of one row or of a group.
+      settings: the hyperparameters; with a model, init_score and absent are its own.
       rates: the learning rate of each round.
       begin: the initial scores [K], or how to find them.
-      sets: of each validation set what errors call it, and its parts.
+      sets: the validation sets: {name: (label in errors, parts)}.
       named: whether the sets were given by name.
-      metrics: bound to the link of the loss.
-      by: what rounds are compared by.
+      metrics: the metrics by name, bound to the link of the loss.
+      by: the criterion that rounds are compared by.
       watchers: the callbacks.
-      mesh: whose devices hold the rows; None: one device.
-      model: what training goes on from; None: nothing.
+      mesh: the mesh of devices that hold the rows; None: one device.
+      model: the model that training goes on from; None: no model.
       checkpoint: the path of the file; None: no file.
-      checkpoint_rounds: after how many rounds it is written.
+      checkpoint_rounds: the number of rounds between two writes of the file.
     """
 
     rows: RawRows
@@ -171,7 +171,7 @@ def read_request(given: Mapping[str, Any], mesh: Mesh | None) -> FitRequest:
 
 
 def _read_metrics(given, settings, validated):
-    """Reads what rounds are measured and compared by."""
+    """Reads the metrics, and the criterion that rounds are compared by."""
     by, metrics = read_by(given["by"], check_metrics(given["metrics"]))
     metrics = bind_metrics(metrics, given["loss"], settings.num_scores)
     if by.metric is not None and not validated:
@@ -182,7 +182,7 @@ def _read_metrics(given, settings, validated):
 
 
 def _check_streamed(rows, settings):
-    """Refuses what the batches hold, and settings that streams do not support."""
+    """Refuses arguments that batches hold, and settings unsupported for streams."""
     for name in ("y", "sample_weight", "offset", "groups"):
         value = getattr(rows, name)
         if value is not None:

@@ -39,7 +39,7 @@ from jboost.tables.targets import check_targets, check_weights, match_targets
 from jboost.training.history import UNNAMED
 from jboost.training.sharded import RowLayout, padded_rows, spread_rows
 
-_FEW_ROWS = 8192  # compiling takes longer than training on so many
+_FEW_ROWS = 8192  # compiling takes longer than training on this number of rows
 _FEW_COLUMNS = 32
 
 
@@ -167,14 +167,14 @@ def make_rows(
     row 0. (In a sparse matrix such rows store nothing.)
 
     Args:
-      bins: of the training rows.
+      bins: the bins of the training rows.
       matrix, y, weights, offset: the rows.
       num_scores: K.
       padded: whether rows are padded.
-      prefix: of the names of y and offset in errors.
-      num_columns: of dense codes; those beyond the columns of the matrix hold nothing
-        but missing values, by which no row can be told from another.
-      groups: of the rows, without padding.
+      prefix: the prefix of the names of y and offset in errors.
+      num_columns: the number of columns of dense codes. Those beyond the columns of
+        the matrix hold only missing values, so that no split can tell rows apart.
+      groups: the groups of the rows, without padding.
     """
     size, spread = matrix.shape[0], None
     if mesh is not None:
@@ -209,7 +209,7 @@ def put_rows(
     prefix: str,
     spread: RowLayout | None = None,
 ) -> PaddedRows:
-    """Does what :func:`make_rows` does, without codes and columns."""
+    """Makes the rows of :func:`make_rows`, but without codes and columns."""
     targets = check_targets(y, size, weights, f"{prefix}y", warn=True)
     weights = np.ones(size, np.float32) if weights is None else weights
     scores = np.zeros((size, num_scores), np.float32)
@@ -236,7 +236,7 @@ def put_rows(
 
 
 def _add_columns(bins, matrix, num_columns):
-    """Appends columns of missing values up to so many."""
+    """Appends columns of missing values up to ``num_columns``."""
     short = 0 if num_columns is None else num_columns - bins.num_features
     if short <= 0:
         return bins, matrix
@@ -249,7 +249,7 @@ def _add_columns(bins, matrix, num_columns):
 
 
 def name_sets(validation: Any) -> dict[str, tuple[str, Any]]:
-    """Returns the validation sets: {name: (what errors call it, its parts)}.
+    """Returns the validation sets: {name: (label in errors, parts)}.
 
     Raises:
       ValueError: they are malformed; their data are not read here.
@@ -288,11 +288,11 @@ def make_sets(
     """Checks the validation sets; returns {name: rows}.
 
     Args:
-      given: from :func:`name_sets`.
-      schema: of the training rows.
+      given: the sets, from :func:`name_sets`.
+      schema: the schema of the training rows.
       training: the training rows.
       with_offset: whether the training rows have an offset.
-      loss: where it may be one of groups.
+      loss: the loss; needed if it may be one of groups.
     """
     sets, codes = {}, training.data.codes
     num_columns = None if codes.is_sparse else codes.num_features

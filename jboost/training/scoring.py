@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Metrics, and the criterion by which rounds are compared.
+"""Metrics, and the criterion that rounds are compared by.
 
 In: names and functions. Out: {name: f(scores, targets, weights)}, each bound to the
 inverse link that it needs; a Criterion, which compares rounds.
@@ -29,7 +29,7 @@ SIGNATURE = (
 )
 _GROUP_SIGNATURE = "metric(scores, targets, *, where) of the rows of one group"
 _NAMES = (*metrics.METRICS, *metrics.GROUP_METRICS)
-# Losses whose scores determine probabilities, and those that determine the class.
+# Losses with scores that determine probabilities, or only the class.
 _CHANCES = (losses.logistic, losses.focal, losses.exponential)
 _MARGINS = (losses.hinge, losses.hinge_squared)
 
@@ -150,8 +150,8 @@ def bind_metrics(
     """Binds each metric to the inverse link of the loss, unless it has its own.
 
     Args:
-      found: from :func:`check_metrics`.
-      inverse_link: of a row's score, instead of what the loss implies.
+      found: the metrics by name, from :func:`check_metrics`.
+      inverse_link: the inverse link of a row's score; "auto": that of the loss.
 
     Raises:
       ValueError: a metric needs probabilities that the loss does not give.

@@ -44,7 +44,7 @@ class RowLayout(NamedTuple):
     """The division of a table among the devices of a mesh.
 
     Attributes:
-      shards: of all rows.
+      shards: the shards of all rows.
       own: which of the shards are on devices of this process.
     """
 
@@ -66,8 +66,8 @@ class RowLayout(NamedTuple):
         """Returns the array of all rows; padding repeats the first row.
 
         Args:
-          array: of the rows of this process, along ``axis``.
-          padding: an array whose row padding repeats instead.
+          array: the values of the rows of this process, along ``axis``.
+          padding: an array of one row, which padding repeats instead.
         """
         array = np.moveaxis(np.asarray(array), axis, 0)
         ends = np.cumsum([self.shards.sizes[i] for i in self.own])
@@ -128,7 +128,7 @@ def spread_rows(mesh: Mesh, num_rows: int, padded: bool) -> RowLayout:
     """Divides the rows of all processes; each process divides its own evenly.
 
     Args:
-      num_rows: of this process.
+      num_rows: the number of rows of this process.
       padded: whether one device would hold padded rows.
     """
     owners = [device.process_index for device in mesh.devices.flat]
@@ -151,9 +151,9 @@ def spans_processes(mesh: Mesh | None) -> bool:
 
 
 def check_devices(mesh: Mesh) -> None:
-    """Raises for a mesh whose devices are not those of all processes in order.
+    """Raises unless a mesh has devices of every process, in the order of processes.
 
-    Or of this process alone.
+    A mesh with devices of this process alone passes, too.
     """
     owners = [device.process_index for device in mesh.devices.flat]
     if not spans_processes(mesh):
@@ -168,7 +168,7 @@ def check_devices(mesh: Mesh) -> None:
 def compile_start(spread: RowLayout, find_start: Callable[..., Any], loss: Any) -> Any:
     """Compiles a function of constants, data and a StartPoint for every shard.
 
-    It returns the state, and numbers of which the second is one for each row.
+    It returns state, rule, the loss of each row, and whether :func:`is_endless` holds.
     """
     shards = spread.shards
     columns = rows_of(shards, 1)
@@ -250,7 +250,7 @@ def _grown(shards, steps):
 
 
 def fill_spec(kind: Any, **specs: Any) -> Any:
-    """Returns a NamedTuple of shardings; what is not given is the same everywhere."""
+    """Returns a NamedTuple of shardings; fields not given are the same everywhere."""
     return kind(**{**dict.fromkeys(kind._fields, EVERYWHERE), **specs})
 
 
@@ -267,7 +267,7 @@ def compile_shards(
     Args:
       specs: the sharding of each operand, and ``results`` that of the results; see
         :func:`jboost.boosting.sharding.run_sharded`.
-      options: of :func:`jboost.entry.programs.compiled`.
+      options: the options of :func:`jboost.entry.programs.compiled`.
     """
     fixed = (function, static, spread.mesh, spread.shards, specs, results)
     return compiled(_run, *fixed, **options)

@@ -55,14 +55,14 @@ from jboost.trees.tree import LeafSums, Tree
 def check_values(
     place: str, problem: Problem, rows: PaddedRows, values: Any, state: BoostState
 ) -> None:
-    """Raises for the first row of positive weight whose loss is not finite.
+    """Raises for the first row of positive weight without a finite loss.
 
     The initial score, or a parameter of the loss, may be NaN because of one row of one
     process. The rows that are most likely the reason are named.
 
     Args:
       place: the name of a validation set, or "the data".
-      values: the loss of each row at the start; of each group, with weights.
+      values: the loss of each row at the start; for groups, their losses and weights.
     """
     doubt, message = 0, ""
     with agree():
@@ -86,15 +86,15 @@ def refuse_rows(
     bad: np.ndarray,
     state: BoostState,
 ) -> NoReturn:
-    """Raises for the first of some rows of this process whose loss is not finite."""
+    """Raises for the first of the ``bad`` rows, those without a finite loss."""
     raise ValueError(_describe_rows(place, problem, rows, bad, state)[1])
 
 
 def _describe_rows(place, problem, rows, bad, state):
-    """Describes the first of some rows whose loss is not finite.
+    """Describes the first of the ``bad`` rows, those without a finite loss.
 
-    Rows whose loss is finite at no score come first; if these are all rows, those whose
-    target is not finite.
+    Rows without a finite loss at any score come first; if these are all rows, those
+    with a target that is not finite.
 
     Returns:
       How likely the row is the reason: 1, 2 or 3; and the description.
@@ -137,7 +137,7 @@ def _name_targets(place):
 
 
 def _check_group_values(place, rows, pair):
-    """Raises for the first group of positive weight whose loss is not finite."""
+    """Raises for the first group of positive weight without a finite loss."""
     values, weights = map(np.asarray, pair)
     bad = ~np.isfinite(values) & (weights > 0)
     if not bad.any():
@@ -155,7 +155,7 @@ def _check_group_values(place, rows, pair):
 def refuse_group(
     place: str, rows: PaddedRows, members: Any, value: Any, which: str
 ) -> NoReturn:
-    """Raises for a group whose loss is not finite.
+    """Raises for a group without a finite loss.
 
     Args:
       members: the rows that may be the reason.
@@ -173,9 +173,9 @@ def refuse_group(
 
 
 def check_slopes(problem: Problem, rows: PaddedRows, state: BoostState) -> None:
-    """Raises for the first row whose gradient is NaN where its loss is finite.
+    """Raises for the first row with a finite loss but a gradient of NaN.
 
-    At kinks the gradient may be NaN if it is not beside them.
+    A gradient of NaN at a kink is allowed if it is a number beside the kink.
     """
     if problem.loss.coupled:
         return
@@ -196,7 +196,7 @@ def check_slopes(problem: Problem, rows: PaddedRows, state: BoostState) -> None:
 
 
 def _describe_lost(lost, targets, weights, scores):
-    """Describes the first row of positive weight whose gradient is lost, if any."""
+    """Describes the first row of positive weight with a lost gradient, if any."""
     bad = np.asarray(lost) & (weights > 0)
     if bad.any():
         row = int(np.argmax(bad))
@@ -263,8 +263,8 @@ def describe_limits(
     tree would learn.
 
     Args:
-      state: after the last round.
-      sums: of a tree of the run, whose first leaf holds all rows; None: not known.
+      state: the state after the last round.
+      sums: the leaf sums of a tree; its first leaf holds all rows. None: unknown.
     """
     found = _count_slopes(problem, rows, state)
     targets, weights = rows.real
@@ -330,7 +330,7 @@ def _find_curvature(problem, sums):
     elif method.regularization == "relative":
         if limits.l2 == 0:
             return None
-        unit = np.asarray(sums.l2)[..., None] / limits.l2  # in which l2 counts, too
+        unit = np.asarray(sums.l2)[..., None] / limits.l2  # that of l2, too
     return float(np.max(np.asarray(total) / unit))
 
 
@@ -366,8 +366,8 @@ def start(
 
     Args:
       job: the run.
-      init_score: where it starts.
-      seed: of everything random.
+      init_score: the score to start from, a :class:`MedianStart`, or None: the argmin.
+      seed: the random seed of the run.
       in_memory: whether many rows, too, may take small programs one after another,
         which compile in a fraction of the time of one program; the memory that one
         program takes is known beforehand.

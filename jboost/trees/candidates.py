@@ -48,7 +48,7 @@ class Segments(NamedTuple):
     """Nodes as runs of neighbors in a feature's order, for each of the N positions.
 
     Attributes:
-      code: of the row there, ascending within a node.
+      code: the code of the row at the position, ascending within a node.
       last: whether the next position belongs to another node.
       below: mass of all positions before the node's first value.
       total: mass of the node's rows that have a value.
@@ -76,17 +76,17 @@ def find_bins(
     Candidates are the ends of the bins. So between neighboring candidates lies less
     than eps of the mass, plus half of that of the bin's first and last value; and a
     value of mass 2 eps or more has a bin of its own. Chen and Guestrin 2016, eq. 8
-    and 9, ask for the same, as far as values can be cut at all.
+    and 9, require the same, as far as values can be cut at all.
 
     Args:
       segments: the nodes.
-      mass: of the row at each position, >= 0.
-      running: its running sum.
+      mass: the mass of the row at each position, >= 0.
+      running: the running sum of ``mass``.
       num_bins: 1 / eps.
 
     Returns:
-      The bin at each position, ascending within a node. That of a missing value says
-      nothing.
+      The bin at each position, ascending within a node. The bin of a missing value
+      has no meaning.
     """
     changes = segments.code[1:] != segments.code[:-1]
     ends = jnp.append(changes, True) | segments.last
@@ -121,7 +121,7 @@ class Proposal(NamedTuple):
     """Bins of all rows, proposed for one tree.
 
     Attributes:
-      codes: of the bins; 0 for missing values, 1 for the lowest.
+      codes: the code of each row's bin; 0 for missing values, 1 for the lowest bin.
       highest: the highest code of a value in the bins up to each one.
     """
 
@@ -138,8 +138,8 @@ def propose(
     """Proposes candidates for a whole tree, each value once: B - 1 bins of values.
 
     Args:
-      codes: one for every distinct value; with ``order``.
-      mass: of each row, >= 0; its sum must fit 31 bits.
+      codes: the codes of the rows, one for every distinct value; with ``order``.
+      mass: the mass of each row, >= 0; its sum must fit 31 bits.
       num_bins: B, the missing code included.
     """
     return Proposal(
@@ -188,17 +188,17 @@ def restore_thresholds(
     feature: Int32[Array, " I"],
     threshold: Int32[Array, " I"],
 ) -> Int32[Array, " I"]:
-    """Thresholds on the proposal's codes as thresholds on those it was made from."""
+    """Maps thresholds on the proposal's codes to thresholds on the original codes."""
     return proposal.highest[feature, threshold]
 
 
 def measure(
     values: Float[Array, " N"], in_bag: UInt8[Array, " N"]
 ) -> Int32[Array, " N"]:
-    """Returns masses as integers whose sum fits 31 bits; equal ones stay equal.
+    """Returns masses as integers: their sum fits 31 bits, equal ones stay equal.
 
     Args:
-      values: >= 0.
+      values: the masses, >= 0.
       in_bag: how many times each row counts; 0 for rows that do not.
     """
     least = jnp.min(jnp.where(in_bag > 0, values, jnp.inf))

@@ -59,11 +59,11 @@ class CategoryLimits(NamedTuple):
 
     Attributes:
       features: their indices, ascending.
-      num_codes: of each: its codes are 1 .. num_codes.
+      num_codes: the number of codes of each feature; they are 1 .. num_codes.
       l2: added to the l2 of the children where categories are sorted.
       smoothing: least curvature s that a category's mean is shrunk by.
       min_weight: least sum of curvature of a child where categories are sorted.
-      max_onehot: features of so many codes or fewer send one category left.
+      max_onehot: the most codes of a feature that sends one category left.
     """
 
     features: Int32[Array, " G"]
@@ -175,10 +175,10 @@ def pack_bits(chosen: Bool[Array, " B"]) -> UInt32[Array, " W"]:
 
 
 class _Ranked(NamedTuple):
-    """The codes of each categorical feature in the order in which they go left."""
+    """The codes of each categorical feature, ranked in the order of going left."""
 
-    left: Int32[Array, "C G B"]  # sums of what each rank sends left
-    admissible: Bool[Array, "G B"]  # ranks up to which codes may go left
+    left: Int32[Array, "C G B"]  # sums of the left side, by rank
+    admissible: Bool[Array, "G B"]  # whether the cut at a rank may be made
     rank: Int32[Array, "G B"]  # by code
     seen: Bool[Array, "G B"]  # codes that rows of the node have
 
@@ -264,7 +264,7 @@ def _score_size(total, unit, l2, values):
 
 
 def _scoring(total, unit, l2, child_l2, values):
-    """Returns the gain of cuts, from what they send left and right."""
+    """Returns a function that computes the gain of cuts from both sides' sums."""
     if values is None:
         return partial(cut_gain, node_score(total, unit, l2), unit, child_l2)
     parent, _, _ = limited_score(total, unit, l2, values)

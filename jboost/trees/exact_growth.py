@@ -74,7 +74,7 @@ class RowMoves(NamedTuple):
 
 
 class SortedLevel(NamedTuple):
-    """What is carried from level to level; M slots hold the nodes still growing."""
+    """The state carried from level to level; M slots hold the nodes still growing."""
 
     order: Int32[Array, "F N"]
     moves: RowMoves  # still to be made in ``order``
@@ -89,8 +89,8 @@ class SortedLevel(NamedTuple):
 class _Best(NamedTuple):
     """The best cut after each position, over the features looked at.
 
-    The last two are there where leaf values are limited: what goes left, and whether
-    only missing values go right, whatever values other rows have.
+    The last two exist only if leaf values are limited: the sums of the left side, and
+    whether only missing values go right, whatever values other rows have.
     """
 
     gain: Float[Array, " N"]
@@ -101,12 +101,12 @@ class _Best(NamedTuple):
 
 
 class _NodeSums(NamedTuple):
-    """What each position knows of its node, the same for all features."""
+    """The sums of each position's node, the same for all features."""
 
     live: Bool[Array, " N"]
     last: Bool[Array, " N"]  # the next position belongs to another node
-    total: Int32[Array, "C N"]  # sums, and last the number of rows
-    below: Int32[Array, "C N"]  # the same of all live positions before the node
+    total: Int32[Array, "C N"]  # the last channel is the number of rows
+    below: Int32[Array, "C N"]  # sums of all live positions before the node
     rank: Int32[Array, " N"]  # number of live positions up to this one
     bounds: Float[Array, "2 N"] | None  # of leaf values
 
@@ -357,14 +357,15 @@ def grow_sorted_tree(
     node's rows. So where each code is a bin of its own, both grow the same tree.
 
     Args:
-      codes: with ``order``.
-      gradient, curvature, in_bag: as for :func:`jboost.trees.grow.grow_levels`.
-      seed: of column sampling and stochastic rounding.
+      codes: the codes of the rows, with ``order``.
+      gradient, curvature, in_bag: one number per row; see
+        :func:`jboost.trees.grow.grow_levels`.
+      seed: the random seed of column sampling and stochastic rounding.
       limits: numbers; may be traced. ``max_bins`` is that of each node.
-      mass: what each row counts in a node's quantiles, from
-        :func:`jboost.trees.candidates.measure`; None for every value.
+      mass: the weight of each row in a node's quantiles, from
+        :func:`jboost.trees.candidates.measure`; None: every value is a candidate.
       max_depth: number of levels of splits.
-      max_nodes, max_leaves: as for :func:`jboost.parts.grow_tree`.
+      max_nodes, max_leaves: see :func:`jboost.trees.grow.grow_levels`.
       uniform: all rows in the bag have the same curvature.
 
     Returns:

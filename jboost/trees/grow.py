@@ -46,7 +46,7 @@ _SHARED_LEVELS = 6
 
 
 class _PlainState(NamedTuple):
-    """What is carried from level to level; M slots hold the nodes still growing."""
+    """The state carried from level to level; M slots hold the nodes still growing."""
 
     histogram: Int32[Array, "M F B C"]
     position: Int32[Array, " M"]  # of the slot's node on its level; -1: slot is empty
@@ -76,7 +76,7 @@ def grow_plainly(
 
     Args:
       most: the most nodes of a level.
-      shared_levels: at most so many levels share one compiled loop body.
+      shared_levels: the most levels that share one compiled loop body.
     """
     rows = make_rows(codes, gradient, curvature, in_bag, seed, uniform, measure)
     given = limits
@@ -314,7 +314,7 @@ def kernel_limits(limits, num_columns):
 
 
 def kernel_categories(categories):
-    """Returns the limits on category splits, likewise."""
+    """Returns the limits on category splits as the kernel compares sums with them."""
     if categories is None:
         return None
     weight = jnp.float32(categories.min_weight) * jnp.float32(WEIGHT_SLACK)
@@ -338,19 +338,19 @@ def grow_levels(
 ) -> tuple[Tree, Int32[Array, " N"]]:
     """Grows the structure of one tree; its leaf values are zero.
 
-    Chen and Guestrin 2016, algorithm 1 by levels, over bins. It does what
-    :func:`jboost.parts.grow_tree` does, without checks.
+    Chen and Guestrin 2016, algorithm 1 by levels, over bins. This is
+    :func:`jboost.parts.grow_tree` without its checks.
 
     Args:
       codes: dense or sparse; packed where CPU kernels run, else they are packed here.
-      gradient, curvature: of each row, times its weight, if ``in_bag`` does not say
-        how many times it counts.
+      gradient, curvature: the derivatives of each row, times its weight unless
+        ``in_bag`` holds how many times the row counts.
       in_bag: rows to learn from, or how many times each row counts; the others, which
         count 0 times, are only routed.
-      seed: of column sampling and stochastic rounding.
+      seed: the random seed of column sampling and stochastic rounding.
       limits: numbers; may be traced.
-      measure: how derivatives become integers, if that is known; the kernel that grows
-        a tree on one device does without.
+      measure: how derivatives become integers, if known; the kernel that grows a tree
+        on one device does not need it.
       max_depth: number of levels of splits.
       num_bins: number of codes.
       max_nodes: the most nodes a level can have, if known to be less than N: N over

@@ -36,10 +36,11 @@ def sum_histogram(
     code b in feature f. Under ``vmap`` the batch is processed one by one.
 
     Args:
-      codes: dense, or sparse; then only stored entries are summed: the sum of the
-        others is the node's minus theirs.
+      codes: dense or sparse codes; of sparse ones only stored entries are summed: the
+        sum of the others is the node's minus theirs.
       channels: the integers to sum.
-      node: in [0, num_nodes); a row with any other value is left out.
+      node: the node of each row, in [0, num_nodes); rows with other values are left
+        out.
 
     Raises:
       ValueError: sizes that differ.
@@ -64,11 +65,11 @@ def sum_plain_histogram(
     num_nodes: int,
     num_bins: int,
 ) -> Int32[Array, "M F B C"]:
-    """Does what :func:`sum_histogram` does, in plain XLA or by a kernel for GPUs.
+    """Computes :func:`sum_histogram` in plain XLA, or by a kernel for GPUs or TPUs.
 
     Args:
-      enabled: otherwise the sums are not needed, and are 0.
-      counted: otherwise those of the third channel are not needed, and are 0.
+      enabled: whether the sums are needed; otherwise they are 0.
+      counted: whether those of the third channel are needed; otherwise they are 0.
     """
     _check_rows(codes, channels, node)
     sizes = dict(num_nodes=num_nodes, num_bins=num_bins)
@@ -89,7 +90,7 @@ def sum_child_histogram(
     num_nodes: int,
     num_bins: int,
 ) -> Int32[Array, "M F B C"]:
-    """Does what :func:`sum_plain_histogram` does, for the smaller children.
+    """Computes :func:`sum_plain_histogram` for the smaller children.
 
     At most N // 2 rows may have a node.
     """
@@ -103,7 +104,7 @@ def sum_child_histogram(
 
 
 def _sum_if(enabled, counted, build, codes, channels, node, sizes):
-    """Sums by ``build`` or a kernel what is known to be needed."""
+    """Computes the sums that are needed, by ``build`` or a kernel."""
 
     def sum_on_gpu(enabled, counted, codes, channels, node):
         rows = (channels, node, enabled, counted)

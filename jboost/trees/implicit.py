@@ -3,7 +3,7 @@
 
 In: problems of ``jboost.trees.leaves`` and their solutions. Out: tangents of the
 solutions: by the implicit function theorem where the slope crosses 0 smoothly, and
-those of rows at whose kinks a minimum is.
+those of the rows that have a kink at the minimum.
 """
 
 from collections.abc import Callable
@@ -32,18 +32,19 @@ def derive_solution(
     operands: tuple[Any, ...],
     tangents: tuple[Any, ...],
 ) -> Float[Array, " G"]:
-    """Returns the tangent of what :func:`jboost.trees.leaves.solve_groups` found.
+    """Returns the tangent of a solution of :func:`jboost.trees.leaves.solve_groups`.
 
     With S(c) the slope of a problem: -dS / S'(c) at a root of S where S'(c) > 0. A
     minimum at the kink of a row's loss moves with the row, by F* - F; one in the middle
     of an interval where S = 0 moves with the rows at both ends, and its derivative is
-    NaN if the ends are not at the minimizers of rows. What is no minimum moves as the
-    step does if it is the step, and else not at all.
+    NaN if the ends are not at the minimizers of rows. A value that is no minimum moves
+    with the step if it equals the step, and else not at all.
 
     Args:
       slope: takes an objective, groups and c; returns S(c) and its rounding error.
       value: the solution.
-      operands, tangents: of the objective, its groups, the step, and ``wanted``.
+      operands, tangents: the objective, its groups, the step and ``wanted``; the
+        tangent of each.
     """
     arrays, groups, step, wanted = operands
     objective = arrays._replace(loss=loss)
@@ -121,11 +122,11 @@ def derive_joint_start(
     operands: tuple[Any, ...],
     tangents: tuple[Any, ...],
 ) -> Float[Array, " K"]:
-    """Returns the tangent of what ``minimise_jointly`` found: -H^+ dg.
+    """Returns the tangent of a solution of ``minimise_jointly``: -H^+ dg.
 
     Args:
       start: minimizes the mean loss; g is the mean gradient there, H its derivative.
-      operands, tangents: of the objective, the offset and the weights.
+      operands, tangents: the objective, the offset and the weights; their tangents.
     """
     objective, offset, weights = operands[0]._replace(loss=loss), *operands[1:]
 

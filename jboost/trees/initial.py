@@ -55,7 +55,7 @@ from jboost.trees.slopes import count_slopes
 
 _SHARES = np.linspace(0.0, 1.0, 32, dtype=np.float32)  # quantiles to begin from
 START_RULES = ("argmin", "fallback", "half event")
-# Distances from 0 at which slopes are compared, where the argmin is at infinity.
+# Slopes are compared at these distances from 0 if the argmin is at infinity.
 _DISTANCES = np.append(0.0, 2.0 ** np.arange(-4, 8.5, 0.5)).astype(np.float32)
 _BOUNDED = 2.001  # slopes that rise no more from 0 to a distance do not grow on
 _ONE_SIDED = 1 - 1e-6  # |mean slope| / mean |slope|
@@ -197,7 +197,7 @@ def _find_argmin(objective, offset, weights):
 
     def separately(offset):
         # One program for all scores: K copies of it would take K times as long to
-        # compile, also for losses whose scores interact.
+        # compile, also if the scores of the loss interact.
         numbers = np.arange(num_scores, dtype=np.int32)
         found = partial(_initial_along, objective, offset, weights)
         return _flatten(map_points(found, numbers))
@@ -332,9 +332,9 @@ def _starting_points(numpy, minimizer, scores, k, weights):
 
 
 def _take_strided(values, stride):
-    """Returns the values [N, C] of the rows whose number is a multiple of the stride.
+    """Returns the values [N, C] of the global rows 0, stride, 2 * stride, ...
 
-    Where rows are sharded, rows of NaN are among them.
+    If rows are sharded, rows of NaN are among the results.
     """
     if current_shards() is None:
         return values[::stride]

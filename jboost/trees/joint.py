@@ -28,15 +28,15 @@ def bound_leaves(
     """Returns bounds that separate the leaves below every split by a monotone feature.
 
     From the root down, the two sides of such a split are kept apart by the mean of the
-    Newton steps of both, within the bounds of the node, as in XGBoost. A split of a
-    single score whose sides come in the wrong order is not admitted; here, it may be
-    right for other scores, and both sides get that mean as bound.
+    Newton steps of both, within the bounds of the node, as in XGBoost. With a single
+    score, a split with its sides in the wrong order is not admitted. Here it may be
+    right for other scores, so that both sides get that mean as bound.
 
     Args:
-      tree: with an axis of one tree in front of its splits.
-      sums: gradient and curvature of each leaf, and what is added to the curvature.
-      monotone: of each feature: 1 rising, -1 falling, 0 either.
-      bounds: of all leaves.
+      tree: the tree; its splits have a leading axis of length 1.
+      sums: gradient and curvature of each leaf, and the penalty added to the curvature.
+      monotone: the direction of each feature: 1 rising, -1 falling, 0 either.
+      bounds: the least and the greatest value of all leaves.
       num_bins: the threshold of nodes that are not split, or that separate values
         from missing ones, which have no order.
     """
@@ -71,11 +71,12 @@ _CHECKS = 3
 
 
 class Stopping(NamedTuple):
-    """How far the conjugate gradients go.
+    """The stopping rules of the conjugate gradients.
 
     Attributes:
       steps: products with the Hessian, at most.
-      residual: the share of the squared residual, measured by 1 / M, at which they end.
+      residual: the share of the first squared residual, measured by 1 / M, that ends
+        them.
       least_bend: the least curvature along a direction, relative to the diagonal's.
       overshoot: the slope at the end of a step, relative to that at its start, up to
         which the step is not shortened.

@@ -36,8 +36,8 @@ from jboost.trees.leaves import LeafProblems, locate_minima
 
 _NEWTON_STEPS = 50  # at most, for K numbers
 _PRODUCTS = 30  # with the Hessian of many scores, at most, for a step
-_SOLVED = 1e-4  # of the largest slope: what such a step may leave
-_CONCAVE = 1e-4  # of the largest: a negative curvature that is none of rounding
+_SOLVED = 1e-4  # slope left after such a step, relative to the largest
+_CONCAVE = 1e-4  # relative to the largest: negative curvature beyond rounding
 ROUNDING = 2.0**-21  # of a mean in float32
 
 
@@ -51,8 +51,8 @@ def move_scores(numpy, offset, point):
 def damped_newton(objective, offset, weights, start, wanted):
     """Minimizes the mean loss of K scores by Levenberg-Marquardt.
 
-    Scores are measured in units in which all of them curve alike, within a factor of 4
-    (a mean in dollars beside the logarithm of a scale).
+    Each score gets its own unit, so that all curvatures agree within a factor of 4 (a
+    mean in dollars may stand beside the logarithm of a scale).
 
     Returns:
       The last point; whether it is a minimum, and no curvature on the way was negative.
@@ -80,12 +80,12 @@ def damped_newton(objective, offset, weights, start, wanted):
 
 
 class _Newton(NamedTuple):
-    """Where Newton's method stands.
+    """State of Newton's method.
 
     Attributes:
       turn: number of steps tried.
-      point: the best so far.
-      damping: added to the curvatures, relative to the largest.
+      point: the best point so far.
+      damping: number added to the curvatures, relative to the largest.
       loss: the mean loss at the point.
       moved: length of the last step, in standard units.
       convex: whether no curvature on the way was negative.
@@ -100,7 +100,7 @@ class _Newton(NamedTuple):
 
 
 class _NewtonStep(NamedTuple):
-    """A step of Newton's method: where to, how long it is, what it saw."""
+    """A Newton step: the new point, its length, whether no curvature was negative."""
 
     point: Float[Array, " K"]
     length: Float[Array, ""]
@@ -126,8 +126,8 @@ def _propose(state, slopes, hessian, weights) -> _NewtonStep:
     size = jnp.maximum(jnp.max(jnp.abs(hessian)), 1e-30)
     curvature, axes = jnp.linalg.eigh(hessian)
     slope = (unit * weighted_mean(slopes, weights)) @ axes
-    # What is left of a sum that should be 0 says nothing. Where there is no curvature
-    # either (scores of softmax may all be shifted), it would be followed far away.
+    # The remainder of a sum that should be 0 is rounding. Without curvature in the same
+    # direction (softmax scores may all be shifted), a step would follow it far away.
     noise = ROUNDING * jnp.max(unit * sizes)
     slope = jnp.where(jnp.abs(slope) > noise, slope, 0.0)
     step = -(axes @ (slope / (jnp.abs(curvature) + state.damping * size)))
@@ -137,14 +137,14 @@ def _propose(state, slopes, hessian, weights) -> _NewtonStep:
 
 
 class _Solution(NamedTuple):
-    """Where the conjugate gradients of a step stand, in standard units.
+    """State of the conjugate gradients of a step, in standard units.
 
     Attributes:
-      number: products so far.
-      step: minimizes the parabola along the directions so far.
-      left: the slope after the step, negated.
+      number: number of products so far.
+      step: minimizer of the parabola along the directions so far.
+      left: the residual, which is the negated slope after the step.
       along: the next direction.
-      product: of what is left, preconditioned, with itself.
+      product: inner product of the residual and the preconditioned residual.
       convex: whether no curvature so far was negative.
     """
 
@@ -157,13 +157,13 @@ class _Solution(NamedTuple):
 
 
 class _Parabola(NamedTuple):
-    """What a step is made from, besides products with the mean Hessian.
+    """Fixed inputs of the conjugate gradients of one step, without the mean Hessian.
 
     Attributes:
       unit: the standard unit of each score.
-      own: the curvature of each score, damped; the preconditioner.
-      damping: added to the curvature.
-      enough: a slope that may be left.
+      own: the damped curvature of each score; the preconditioner.
+      damping: number added to the curvature.
+      enough: the largest slope that ends the iteration.
     """
 
     unit: Float[Array, " K"]
@@ -173,10 +173,10 @@ class _Parabola(NamedTuple):
 
 
 def _propose_for_many(objective, scores, state, slopes, weights):
-    """Does what :func:`_propose` does by conjugate gradients, without the Hessian.
+    """Proposes a step like :func:`_propose`, by conjugate gradients, without Hessian.
 
-    They are preconditioned by the diagonal and end where the slope along no score is
-    more than rounding, or much less than at first; or at a negative curvature.
+    The preconditioner is the diagonal. The iteration ends when no slope exceeds
+    rounding or a small share of the first slopes, or at a negative curvature.
     """
 
     def unfinished(found):
@@ -290,7 +290,7 @@ def _or_infinite(numpy, loss):
 
 
 def _find_units(curvature, sizes):
-    """Powers of two, by which scores of smaller curvature are multiplied.
+    """Returns a power of two per score; these units make the curvatures about equal.
 
     Scores without any curvature (the center of Laplace's distribution) are compared by
     the mean magnitudes of their gradients.
@@ -481,7 +481,7 @@ def _add_root(c, k, begin, found):
 
 
 class _Merit(NamedTuple):
-    """What speaks for a point: whether its gradients balance, then its mean loss."""
+    """Merit of a point: first whether its gradients balance, then its mean loss."""
 
     point: Float[Array, " K"]
     balanced: Bool[Array, ""]

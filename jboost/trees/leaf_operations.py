@@ -27,7 +27,8 @@ def add_values(
     """Returns scores[k, i] + values[k, leaf[k, i]]; rows without a leaf keep theirs.
 
     Args:
-      leaf: in the tree of each score, or in the one of all.
+      leaf: the leaf of each row in each score's tree, or in one tree for all
+        (T = 1); numbers outside [0, L) stand for no leaf.
       in_place: whether the memory of the scores may be reused.
     """
     leaf = jnp.broadcast_to(leaf, scores.shape)
@@ -79,13 +80,14 @@ def middle_minimizers(
 
     with r = minimizer - score; 0 for groups without weight. Slopes times weight are
     rounded to multiples of 1 / scale, so that their sums are exact in any order; where
-    the sum's slope is below 2^-20 of the sum of kinks it counts as zero, because that
-    is what weights in float32 know (0.1 * 500 rows are not 50).
+    the sum's slope is below 2^-20 of the sum of kinks it counts as zero, because
+    weights in float32 are no more precise (0.1 * 500 rows are not 50).
 
     The derivative is that of the rows that it selects; see :func:`derive_selected`.
 
     Args:
-      kinks: left, and the jump of the slope at the minimum; for each row or for all.
+      kinks: left and kink above, the latter the jump of the slope at the minimum; for
+        each row or one number for all.
       scale: a power of two; weights times kinks times scale sum to less than 2^40.
     """
     cpu, xla = (
@@ -115,16 +117,16 @@ def derive_selected(
     counts: Bool[Array, " N"],
     group: Int32[Array, " N"],
 ) -> tuple[Float[Array, " G"], Bool[Array, " G"]]:
-    """Returns by how much an order statistic moves if keys move, and whether it does.
+    """Returns the tangent of an order statistic, and whether two keys define it.
 
-    It is midway between two keys of its group, the greatest one up to it and the least
-    one from it on, which may be the same. Rows of equal keys move it by the mean of
-    what they move by, each times its weight.
+    It is midway between two keys of its group: the greatest key up to it and the least
+    from it on, which may be the same. Rows of equal keys move it by the weighted mean
+    of their tangents. The tangent is 0 if such keys are missing.
 
     Args:
       middle: the order statistic of each group.
-      key, moved: of each row; ``moved`` is a tangent.
-      counts: which rows to choose from.
+      key, moved: the key of each row and the tangent of the key.
+      counts: mask of the rows to choose from.
     """
     num_groups = middle.shape[0]
     group = jnp.where(counts, group, num_groups)

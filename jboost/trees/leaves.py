@@ -39,18 +39,18 @@ from jboost.trees.leaf_operations import add_values, find_range, middle_minimize
 
 
 class LeafProblems(NamedTuple):
-    """Problems along one score.
+    """Minimization problems along one score, one for each group of rows.
 
     Attributes:
-      k: which score.
-      scores: of all rows.
-      weights: 0 for rows that do not count.
-      direction: d above; None for 1.
-      group: of each row.
-      penalty: of each problem.
-      l1: of every problem; None for 0.
-      resting: weight of rows at rest, of which order statistics take one for each
-        group; see :func:`jboost.trees.leaves.solve_at_kinks`. None for 0.
+      k: index of the score.
+      scores: all scores of all rows.
+      weights: the row weights; 0 for rows that do not count.
+      direction: d of each row (see the module's formula); None: 1.
+      group: the group of each row.
+      penalty: coefficient of c^2 / 2 in each problem.
+      l1: coefficient of |c| in every problem; None: 0.
+      resting: weight of one pseudo-row per group, which pulls order statistics toward
+        0; see :func:`jboost.trees.leaves.solve_at_kinks`. None: 0.
     """
 
     k: Int32[Array, ""]
@@ -103,7 +103,7 @@ def newton_step(
 
     Args:
       gradient, curvature: G and H, weighted sums over the leaf's rows.
-      l1: what G is moved by toward 0 first, as an l1 |c| in the objective asks.
+      l1: shift of G toward 0 before the step, from a term l1 |c| in the objective.
 
     Returns:
       The values, and the decrease G^2 / (2 (H + penalty)) that they promise.
@@ -142,7 +142,7 @@ def solve_at_kinks(
     kinks: Kinks,
     solve: Callable[[], Float[Array, " G"]],
 ) -> Float[Array, " G"]:
-    """Returns order statistics if each row has one kink, else what ``solve`` finds.
+    """Returns order statistics if each row has one kink, else the result of ``solve``.
 
     With ``groups.resting`` = m, each group has one more row, of weight m, the slopes of
     an average row and its minimum at the present score. For squared error such a row
@@ -191,7 +191,7 @@ def _add_resting(rows, kinks, scale, groups):
         jnp.append(values, jnp.broadcast_to(value, num_groups))
         for values, value in zip(rows, added, strict=True)
     ]
-    # Half of the range for the rows, half for what is added.
+    # Half of the range for the rows, half for the added rows.
     scale = jnp.minimum(scale, exact_scale(resting * kink)) / 2
     return rows, tuple(kinks), scale
 
@@ -206,10 +206,10 @@ LeafSolver = Literal[
     "median_step",
     "joint",
 ]
-_NOISE = 1e-6  # of a sum of magnitudes: what float32 sums cannot tell from zero
+_NOISE = 1e-6  # rounding error of a float32 sum, relative to the sum of magnitudes
 _SHORTEST = 2.0**-40  # first step, relative to the bounds of the minimum
-_MANY_SCORES = 32_768  # if rows have so many in all, those of poor leaves are gathered,
-_ROWS_PER_GATHERED = 16  # if they are no more than one in so many
+_MANY_SCORES = 32_768  # from this K * N on, rows of poor leaves are gathered,
+_ROWS_PER_GATHERED = 16  # if they are at most one row in 16
 _KEPT = 0.25  # share of the predicted decrease that a Newton step must achieve
 
 
@@ -222,20 +222,20 @@ def solve_leaves(
 ) -> Float[Array, " L"]:
     """Computes leaf values from Newton steps, which are made only where needed.
 
-    ``"newton"``, ``"hessian"``: the steps, which differ in the curvature that they are
-    made with. ``"exact"``: the argmin of each leaf's loss; where that
-    is an interval, its midpoint; never worse than the Newton step or than 0.
-    ``"guarded"``: the exact value in leaves whose loss falls by less than a quarter
-    of what the Newton step promised, else the step. ``"line_search"``: the steps
-    times one number per tree, the argmin of the loss (Friedman 2001, algorithm 1).
+    ``"newton"``, ``"hessian"``: the steps, with different curvatures. ``"exact"``: the
+    argmin of each leaf's loss, or the midpoint if the argmin is an interval; never
+    worse than the Newton step or than 0. ``"guarded"``: the step in leaves with at
+    least a quarter of the decrease that it promises, else the exact value.
+    ``"line_search"``: the steps times one number per tree, the argmin of the loss
+    (Friedman 2001, algorithm 1).
     ``"median_step"``: one step from the median, see :func:`step_from_median`.
 
     Args:
-      newton: gives what :func:`jboost.trees.leaves.newton_step` returns.
-      leaf_solver: not "auto".
-      bounds: least and greatest value of each leaf. The nearest value within is
-        taken, which for a convex loss is the best one. With "line_search" the steps
-        are, and their multiple is no less than 0, so that their order stays.
+      newton: computes the result of :func:`jboost.trees.leaves.newton_step`.
+      leaf_solver: any but "auto".
+      bounds: least and greatest value of each leaf. Values are clipped to them, which
+        is optimal for a convex loss. With "line_search" the steps are clipped, and
+        their multiple is at least 0, so that their order stays.
     """
     if leaf_solver == "line_search":
         return _search_line(objective, groups, _within(newton()[0], bounds), bounds)
@@ -284,7 +284,7 @@ def _solve_freely(objective, groups, newton, leaf_solver):
 
 
 def _solve_some(objective, groups, step, wanted):
-    """Does what :func:`solve_groups` does, for few rows if so many are concerned."""
+    """Computes :func:`solve_groups`, on gathered rows if few are concerned."""
     counts = wanted[groups.group] & (groups.weights > 0)
     groups = groups._replace(weights=jnp.where(counts, groups.weights, 0.0))
     most = len(counts) // _ROWS_PER_GATHERED
@@ -312,14 +312,14 @@ def keeps_steps(
     promised: Float[Array, " L"],
     before: Float[Array, " N"] | None = None,
 ) -> Bool[Array, " L"]:
-    """Returns whether each leaf's loss falls by enough of what its step promised.
+    """Returns whether each leaf's loss falls by a quarter of the promised decrease.
 
-    Where the rounding error of the loss hides that, as that of one row far away does,
-    the slope after the step decides. A quadratic that falls by a quarter of what was
-    promised has a slope there of at most 3/2 the promise over the step.
+    If the rounding error of the loss hides that (one row far away is enough), the slope
+    after the step decides. A quadratic that falls by a quarter of the promise then
+    has a slope of at most 3/2 the promise over the step.
 
     Args:
-      before: the loss of each row at the scores of ``groups``, if it is known.
+      before: the loss of each row at the scores of ``groups``; None: computed here.
     """
     kept, hidden = _compare_losses(objective, groups, step, promised, before)
     return jax.lax.cond(
@@ -335,14 +335,14 @@ def _compare_losses(objective, groups, step, promised, before=None):
     (change, noise), *_ = _loss_changes(objective, groups, [step], before)
     # A change that is not a number fails this comparison, as it should.
     kept = -change >= _KEPT * promised - noise
-    # Leaves that promise next to nothing, of which most trees have some, do not count.
+    # Most trees have leaves that promise next to nothing; these do not count.
     usual = jnp.nanmedian(jnp.where(promised > 0, promised, jnp.nan))
     hidden = kept & (noise >= _KEPT * jnp.fmax(promised, usual)) & (step != 0)
     return kept, hidden
 
 
 def _ask_slopes(objective, groups, step, promised, kept, hidden):
-    """Returns ``kept``, without leaves whose slope tells what rounding has hidden."""
+    """Returns ``kept``, but with the slope test for leaves in ``hidden``."""
     slope, error = _slope(objective, groups, step)
     if groups.l1 is not None:
         slope = slope + groups.l1 * jnp.sign(step)

@@ -245,9 +245,9 @@ class Pairs(NamedTuple):
     """The children of the r-th split node take slots 2r and 2r + 1.
 
     Attributes:
-      source: slot of the r-th split node; 0 beyond those found.
-      pair: r of each slot; the number of slots where it is not split.
-      position: of each slot's node on the next level; -1 where it is empty.
+      source: slot of the r-th split node; 0 beyond the last one.
+      pair: r of each slot; the next level's number of slots if its node is not split.
+      position: position of the node in each slot of the next level; -1 if empty.
     """
 
     source: Int32[Array, " pairs"]
@@ -256,7 +256,7 @@ class Pairs(NamedTuple):
 
 
 def pair_children(position: Int32[Array, " M"], split: Split, slots: int) -> Pairs:
-    """Gives the children slots, of which the next level has so many."""
+    """Assigns the children to the ``slots`` slots of the next level."""
     num_found = jnp.sum(split.found, dtype=jnp.int32)
     every = jnp.arange(position.shape[0], dtype=jnp.int32)
     pair = jnp.where(split.found, jnp.cumsum(split.found) - 1, slots).astype(jnp.int32)
@@ -284,12 +284,12 @@ def pass_paths(
 
 
 class Moved(NamedTuple):
-    """Where a level's splits send the rows.
+    """Nodes of the rows after a level's splits.
 
     Attributes:
-      node: which of the smaller children a row in the bag is in, numbered as in Pairs;
-        -1, or a number of no pair, for all other rows.
-      slot, position: of the row's node on the next level.
+      node: number r (see Pairs) of the smaller child that holds a row in the bag; -1,
+        or a number of no pair, for all other rows.
+      slot, position: slot and position of the row's node on the next level.
     """
 
     node: Int32[Array, " N"]

@@ -22,15 +22,15 @@ from jboost.trees.splitting import UNBOUNDED, ValueLimits
 class TreeLimits(NamedTuple):
     """The numbers that shape a tree; all may be traced.
 
-    See :func:`jboost.fit` for their meaning. None is for no limit.
+    See :func:`jboost.fit` for their meaning. None: no limit.
 
     Attributes:
       values: limits of leaf values; the root's bounds are those of
         ``max_delta_step``.
       groups: features that may meet on a path (``interactions``).
       categories: which features hold categories, and how they are split.
-      num_features: how many columns of the codes are features; those beyond are
-        padding. None: all.
+      num_features: number of columns of the codes that are features; the columns
+        after them are padding. None: all.
     """
 
     l2: Float[Array, ""] | float = 1.0
@@ -111,12 +111,12 @@ def as_float(number) -> Any:
 def find_scale(unit: Float[Array, "2"]) -> Float[Array, ""]:
     """Returns the power of two that gradients are multiplied by.
 
-    An integer of gradient then stands for about the square root of what an integer of
-    curvature stands for, and G^2 / H is about a quotient of integers; but for no more
-    than 2^30, because its square has 60 bits more.
+    The gradient unit is then about the square root of the curvature unit, and G^2 / H
+    is about a quotient of integers. The gradient unit is at most 2^30, because
+    its square has 60 bits more.
 
     Args:
-      unit: what one integer of gradient and of curvature stands for.
+      unit: value of one integer of gradient and of one integer of curvature.
     """
     gradient, curvature = exponent_above(unit)
     wanted = jnp.minimum(curvature >> 1, 30)

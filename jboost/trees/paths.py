@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Constraints inherited from the path: leaf bounds, allowed features, leaves left.
 
-In: the splits of a level. Out: what the nodes of the next level are given. Arrays are
+In: the splits of a level. Out: the constraints of the next level's nodes. Arrays are
 as small as a level; plain XLA, for either way to grow a tree.
 """
 
@@ -12,14 +12,14 @@ from jaxtyping import Array, Bool, Float, Int32
 
 
 class Paths(NamedTuple):
-    """Constraints of the M slots of a level; None for those that are not set.
+    """Constraints of the M slots of a level; None: no such constraint.
 
     Attributes:
       bounds: least and greatest leaf value below each slot's node.
-      leaf_bounds: of each leaf, as far as the tree has grown.
+      leaf_bounds: least and greatest value of each leaf of the tree grown so far.
       used: features on the path to each slot's node.
       groups: features that may meet on a path.
-      free: leaves that may still be added.
+      free: number of leaves that may still be added.
     """
 
     bounds: Float[Array, "M 2"] | None = None
@@ -99,8 +99,8 @@ def descend(
     """Passes constraints to slots 2 r and 2 r + 1, the children of source[r].
 
     Args:
-      position: of each slot's node on its own level.
-      slots: of the next level.
+      position: position of each slot's node on its own level.
+      slots: number of slots of the next level.
     """
     if paths.bounds is not None and paths.leaf_bounds is not None:
         assert child_bounds is not None

@@ -173,8 +173,8 @@ class Histogram(NamedTuple):
 
     Attributes:
       sums: integers, so that they do not depend on the order of the rows.
-      unit: what one integer of gradient and of curvature stands for.
-      num_rows: how many rows were summed.
+      unit: value of one integer of gradient and of one integer of curvature.
+      num_rows: number of rows summed.
     """
 
     sums: Int32[Array, "M F B 3"]
@@ -222,8 +222,9 @@ def build_histogram(
     Args:
       binned: codes from :func:`jboost.apply_bins`, of a dense or a sparse matrix, or
         from :func:`jboost.parts.prepare_codes`.
-      gradient, curvature: of each row, times its weight; curvature may be one number.
-      node: of each row; rows outside [0, num_nodes) are left out. None: all in node 0.
+      gradient, curvature: derivatives times row weights; curvature may be one number.
+      node: the node of each row; rows outside [0, num_nodes) are left out. None: all
+        rows are in node 0.
       num_nodes: M.
       max_bins: B, as in :func:`jboost.fit_bins`.
       key: seeds stochastic rounding, which tables of more than 32,768 rows need.
@@ -285,10 +286,10 @@ def find_split(
     threshold, then to missing rows right.
 
     Args:
-      histogram: of M nodes, from :func:`jboost.parts.build_histogram`.
-      features: those that may be used; None for all.
-      l1, l2, max_delta_step, min_gain, min_child_samples, monotone: as for
-        :func:`jboost.fit`.
+      histogram: sums of M nodes, from :func:`jboost.parts.build_histogram`.
+      features: mask of the features that may be used; None: all.
+      l1, l2, max_delta_step, min_gain, min_child_samples, monotone: hyperparameters
+        of :func:`jboost.fit`.
       min_child_weight: least sum of curvature of a child.
 
     Returns:
@@ -376,28 +377,28 @@ def grow_tree(
     """Grows one tree from gradients and curvatures, with Newton leaf values.
 
     Chen and Guestrin 2016, algorithm 1 level by level, over bins; a leaf's value is
-    -G / (H + l2), with the sums G and H over its rows. The hyperparameters mean what
-    they mean for :func:`jboost.fit`, in the units of ``curvature``
+    -G / (H + l2), with the sums G and H over its rows. The hyperparameters are those
+    of :func:`jboost.fit`, in the units of ``curvature``
     (``regularization="absolute"``).
 
     Args:
       binned: codes from :func:`jboost.apply_bins`, of a dense or a sparse matrix, or
         from :func:`jboost.parts.prepare_codes`, which are arranged only once.
-      gradient, curvature: of each row, times its weight. One number for all rows is
-        faster as curvature: their counts need no sums of their own.
+      gradient, curvature: derivatives of each row, times its weight. One number as
+        curvature of all rows is faster: the counts need no sums of their own.
       min_child_weight: least sum of curvature of a child. If curvatures are weights
         that sum to 1, use 0 or multiply them by N.
-      categories: those of the bins (``bins.categories``); None where no column is
+      categories: categories of the bins (``bins.categories``); None: no column is
         categorical.
-      mask: rows to learn from; the others only get a leaf. None for all.
+      mask: rows to learn from; the others only get a leaf. None: all.
       key: seeds column sampling, and stochastic rounding, which tables of more than
         32,768 rows need; use another for each tree.
-      implementation: as for :func:`jboost.parts.build_histogram`.
+      implementation: choice of kernels, as for :func:`jboost.parts.build_histogram`.
 
     Returns:
-      The tree, and the leaf of each row: ``tree.leaf_value[leaf]`` is what it adds to
-      the scores. It works on codes; see :func:`jboost.parts.predict_tree` and
-      :func:`jboost.parts.stack_trees`.
+      The tree, and the leaf of each row: ``tree.leaf_value[leaf]`` is its
+      contribution to the scores. The tree works on codes; see
+      :func:`jboost.parts.predict_tree` and :func:`jboost.parts.stack_trees`.
 
     Raises:
       TypeError, ValueError: arguments that do not fit together.
@@ -466,13 +467,13 @@ def fit_leaves(
     """Gives a tree Newton leaf values -G / (H + l2) from other derivatives or rows.
 
     Args:
-      tree, leaf: from :func:`jboost.parts.grow_tree` or
-        :func:`jboost.parts.find_leaves`.
-      gradient, curvature: of each row, times its weight; curvature may be one number.
+      tree, leaf: a tree and the leaf of each row, from :func:`jboost.parts.grow_tree`
+        or :func:`jboost.parts.find_leaves`.
+      gradient, curvature: derivatives times row weights; curvature may be one number.
       l1: moves each G toward 0 first.
       l2: added to each H.
-      mask: rows to learn from; None for all.
-      implementation: as for :func:`jboost.parts.build_histogram`.
+      mask: rows to learn from; None: all.
+      implementation: choice of kernels, as for :func:`jboost.parts.build_histogram`.
 
     Example:
       >>> import jax.numpy as jnp, jboost as jb
@@ -517,13 +518,13 @@ def find_leaves(
     """Finds the leaf of each row of codes.
 
     Args:
-      tree: from :func:`jboost.parts.grow_tree`, or a round of K trees from
+      tree: a tree from :func:`jboost.parts.grow_tree`, or a round of K trees from
         :func:`jboost.boost_step`.
       binned: codes of any rows, from the same bins as in training.
-      implementation: as for :func:`jboost.parts.build_histogram`.
+      implementation: choice of kernels, as for :func:`jboost.parts.build_histogram`.
 
     Returns:
-      [N], also of one tree that K scores share; of K > 1 trees [N, K].
+      Leaves [N], also if K scores share one tree; [N, K] for K > 1 trees.
 
     Example:
       >>> import jax.numpy as jnp, jboost as jb
@@ -551,13 +552,13 @@ def predict_tree(
     *,
     implementation: str | None = None,
 ) -> Float[Array, "N *K"]:
-    """Returns what a tree adds to the score of each row of codes.
+    """Returns the contribution of a tree to the score of each row of codes.
 
     Args:
-      tree, binned, implementation: as for :func:`jboost.parts.find_leaves`.
+      tree, binned, implementation: arguments of :func:`jboost.parts.find_leaves`.
 
     Returns:
-      [N]; of K > 1 scores [N, K].
+      Contributions [N]; [N, K] for K > 1 scores.
 
     Example:
       >>> import jax.numpy as jnp, jboost as jb
@@ -593,13 +594,13 @@ def _find_rows(tree, binned):
 def stack_trees(
     trees: Sequence[Tree] | Tree, init_score: ArrayLike | float = 0.0
 ) -> BoostedTrees:
-    """Makes a model on codes of trees; :func:`jboost.to_ensemble` makes it one on x.
+    """Stacks trees to a model on codes; :func:`jboost.to_ensemble` makes it one on x.
 
     Args:
-      trees: at least one, all of one depth: from :func:`jboost.parts.grow_tree`, or
+      trees: one or more trees of equal depth from :func:`jboost.parts.grow_tree`, or
         rounds of K trees from :func:`jboost.boost_step`; a sequence, or one Tree with
         an axis of trees in front, as ``jax.lax.scan`` returns it.
-      init_score: where training started, a number or [K].
+      init_score: the initial score of training, a number or [K].
 
     Example:
       >>> import jax.numpy as jnp, jboost as jb

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Derivatives as the integers from which trees are grown.
+"""Derivatives rounded to integers, the input of tree growth.
 
-In: gradient and curvature of every row, and how many times it counts. Out: integers,
-and what one of them stands for. Their sums are exact: the same bits in any order.
+In: gradient and curvature of every row, and how many times it counts. Out: integers
+and their units. Sums of integers are exact: the same bits in any order.
 """
 
 from typing import NamedTuple
@@ -16,11 +16,12 @@ from jboost.numerics.exact import FixedPoint, choose_scale, quantize
 
 
 class RoundedRows(NamedTuple):
-    """What a tree is grown from; constant over its levels.
+    """Rows as the input of tree growth; constant over the levels of a tree.
 
     Attributes:
-      channels: integers: gradient, curvature, and a count unless curvature is one.
-      unit: what one integer of gradient and of curvature stands for.
+      channels: integers: gradient, curvature and count; with uniform curvature only
+        gradient and count, which then stands for both.
+      unit: value of one integer of gradient and of one integer of curvature.
     """
 
     codes: Codes
@@ -31,7 +32,7 @@ class RoundedRows(NamedTuple):
 
 
 class Quantization(NamedTuple):
-    """How all rows' derivatives become integers; see :class:`FixedPoint`."""
+    """Rules to round all rows' derivatives to integers; see :class:`FixedPoint`."""
 
     fixed: FixedPoint
     unit: Float[Array, "2"]
@@ -44,7 +45,7 @@ def measure_rows(
     in_bag: UInt8[Array, " N"],
     uniform: bool,
 ) -> Quantization:
-    """Chooses the scales by which all rows are rounded."""
+    """Chooses the scales for rounding all rows."""
     values = _mask_rows(gradient, curvature, in_bag)
     num_in_bag = total(jnp.sum(in_bag > 0, dtype=jnp.int32))
     fixed = choose_scale(values, num_in_bag, in_bag)
@@ -78,7 +79,7 @@ def round_rows(
     uniform: bool,
     first_row: Int32[Array, ""] | int = 0,
 ) -> Int32[Array, "n C"]:
-    """Returns the integers of rows of which ``first_row`` is the first."""
+    """Returns the integers of a block of rows that starts at row ``first_row``."""
     values = _mask_rows(gradient, curvature, in_bag)
     channels = quantize(values.T, measure.fixed, seed, first_row, in_bag)
     count = (in_bag > 0).astype(jnp.int32)[:, None]
@@ -98,7 +99,7 @@ def make_rows(
 
     Args:
       uniform: whether the curvature is 0 or one number for every row in the bag.
-      measure: of all rows' derivatives, where it is known.
+      measure: result of :func:`measure_rows` for all rows; None: computed here.
     """
     rows = (gradient, curvature, in_bag)
     measure = measure or measure_rows(*rows, uniform)

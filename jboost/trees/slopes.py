@@ -17,18 +17,18 @@ from jboost.entry.stages import elementwise, repeat, stage
 from jboost.objective.evaluation import Objective, gradients, hessians, loss_values
 from jboost.trees.joint_start import ROUNDING
 
-_PROBES = 6  # distances, 1/16 to 16^4 times the score, at which losses are compared
+_PROBES = 6  # distances of the compared losses, 1/16 to 16^4 times the score
 _BESIDE = 2.0**-10  # of 1 + |minimizer|: where the loss must be defined, too
 
 
 class Slopes(NamedTuple):
-    """How many rows of positive weight a tree can learn from.
+    """Numbers of rows that a tree can or cannot learn from, all of positive weight.
 
     Attributes:
-      rows: of positive weight.
-      not_finite: of these, rows with a derivative that is not a finite number.
-      zero: rows whose derivatives are all zero.
-      settled: of ``zero``, rows that are at a minimum of their own loss.
+      rows: number of all rows of positive weight.
+      not_finite: number of rows with a derivative that is not a finite number.
+      zero: number of rows with only zero derivatives.
+      settled: number of rows in ``zero`` that are at a minimum of their own loss.
     """
 
     rows: Int32[Array, ""]
@@ -61,7 +61,7 @@ def count_slopes(
 def count_group_slopes(
     slopes: Float[Array, "K N"], weights: Float[Array, " N"]
 ) -> Slopes:
-    """Does what :func:`count_slopes` does, for a loss of groups: no row is settled."""
+    """Counts rows as :func:`count_slopes`, for a loss of groups: no row is settled."""
     counts = weights > 0
     flat = jnp.all(slopes == 0, axis=0)
     lost = ~jnp.all(jnp.isfinite(slopes), axis=0)

@@ -15,7 +15,7 @@ from jaxtyping import Array, Bool, Float, Int32, UInt32
 
 from jboost.codes.bins import MISSING
 
-_LEAST_GAIN = 1e-6  # relative to the parent's score: what rounding can fake
+_LEAST_GAIN = 1e-6  # relative to the parent's score: less may be rounding
 WEIGHT_SLACK = 1 - 1e-5  # float32 means of equal curvatures miss 1 by a few ulp
 UNBOUNDED = float(np.finfo(np.float32).max)  # finite: bounds are averaged
 
@@ -24,9 +24,9 @@ class ValueLimits(NamedTuple):
     """Limits of the leaf values below a node.
 
     Attributes:
-      l1: by how much sums of gradients are moved toward 0.
+      l1: shift of gradient sums toward 0.
       bounds: least and greatest leaf value.
-      monotone: of each feature: 1 rising, -1 falling, 0 either.
+      monotone: constraint on each feature: 1 rising, -1 falling, 0 either.
     """
 
     l1: Float[Array, ""]
@@ -35,19 +35,19 @@ class ValueLimits(NamedTuple):
 
 
 class Split(NamedTuple):
-    """How a node is split; the fields are scalars, or have an axis of nodes.
+    """The split of a node; the fields are scalars, or have an axis of nodes.
 
     Attributes:
-      feature: which feature.
+      feature: index of the feature.
       threshold: a code; rows with 1 <= code <= threshold go left. -1 where codes are
         categories.
       missing_left: whether rows with code 0 go left.
-      gain: what the regularized objective falls by, before learning rate.
+      gain: decrease of the regularized objective, before the learning rate.
       found: whether there is an admissible split of positive gain.
       child_bounds: least and greatest leaf value below the left and the right child,
-        where leaf values are limited.
-      left_codes, absent_codes: bits of the categories that go left, and of those that
-        no row of the node has, where there are categorical features.
+        if leaf values are limited.
+      left_codes, absent_codes: bits of the categories that go left, and of those
+        without a row in the node, if there are categorical features.
     """
 
     feature: Int32[Array, "*M"]
@@ -79,8 +79,8 @@ def search_split(
     With limits on leaf values, each of the three terms is -min over w in the node's
     bounds of 2 G w + (H + l2) w^2 + 2 l1 |w|, which is the above without limits; and
     where a feature is monotone, only cuts with w_L <= w_R (or >=) are admissible.
-    Leaf values below such a cut are kept apart by (w_L + w_R) / 2. Of values and
-    missing ones either may be the greater.
+    Leaf values below such a cut are kept apart by (w_L + w_R) / 2. A cut between
+    values and missing ones may have either order.
 
     Missing rows are tried on both sides. Where a threshold is above all values,
     values are split from missing ones. Equal gains go to the lowest feature, then
@@ -89,8 +89,8 @@ def search_split(
     Args:
       histogram: integer sums of gradient, curvature and count. With C = 2 all rows
         have the same curvature, 1 as an integer, which then is the count.
-      unit: what one integer of gradient and of curvature stands for; positive.
-      features: those that may be used.
+      unit: value of one integer of gradient and of one of curvature; positive.
+      features: mask of the features that may be used.
       l2: Lambda of eq. 7.
       min_gain: kappa, the price of a leaf.
       min_child_weight: least sum of curvature of a child.
@@ -160,12 +160,13 @@ def search_cuts(
 
     Args:
       measure: (left, right) -> the gain of each cut, -inf where it is not admissible.
-      cumulative: sums of what lies left of each cut, and of missing rows.
+      cumulative: sums of the rows left of each cut, missing rows included.
       missing: sums of missing rows.
-      total: of the node, or of each feature.
+      total: sums of all rows of the node, for all features or for each feature.
 
     Returns:
-      Its gain, its index in [F, B], flattened, and whether missing rows go left.
+      The best cut's gain, its index in [F, B], flattened, and whether missing rows go
+      left.
     """
 
     def try_direction(direction, best):
@@ -268,7 +269,7 @@ def bound_children(cut, total, unit, l2, values, feature, is_missing):
     """Returns the bounds [2, 2] of the leaf values below the children of one node.
 
     Args:
-      cut, total: sums of what goes left, and of the node.
+      cut, total: sums of the rows that go left, and of all rows of the node.
       is_missing: whether only missing values go right.
     """
     left = limited_score(cut, unit, l2, values)[1]

@@ -2,7 +2,7 @@
 """Trees on codes, as arrays.
 
 In heap order node i has the children 2i + 1 and 2i + 2. Models are made of them; this
-module imports nothing of what grows them.
+module imports none of the modules that grow them.
 """
 
 from typing import NamedTuple
@@ -15,12 +15,12 @@ CATEGORICAL = -1  # the threshold of a split by categories
 
 
 class LeafSums(NamedTuple):
-    """What a tree's leaves were fitted to: sums over the rows it learned from.
+    """Sums over the training rows of each leaf, from the fit of its value.
 
     Attributes:
-      gradient, curvature: weighted, in the loss's units.
-      weight: of the rows.
-      l2: what is added to a node's curvature in a gain.
+      gradient, curvature: weighted sums, in the loss's units.
+      weight: sum of the row weights.
+      l2: number added to a node's curvature in a gain.
     """
 
     gradient: Float[Array, "*T L"]
@@ -40,15 +40,15 @@ class Tree(NamedTuple):
 
     Attributes:
       feature: 0 where a node is not split.
-      threshold: a code; ``1 <= code <= threshold`` goes left. The highest code where
-        a node is not split, -1 where categories are.
-      missing_left: where code 0 goes; True if not split.
-      leaf_value: what each leaf adds to the score.
-      sums: what its leaves were fitted to; None in a tree that was only grown.
-      bounds: least and greatest value of each leaf; None where they are not limited,
-        and in a tree that has its values.
-      left_codes: bit c % 32 of word c // 32 says whether code c goes left, where
-        categories are split; None where no feature holds categories.
+      threshold: a code; ``1 <= code <= threshold`` goes left. The highest code if a
+        node is not split, -1 for a split by categories.
+      missing_left: whether code 0 goes left; True if the node is not split.
+      leaf_value: contribution of each leaf to the score.
+      sums: sums from the fit of the leaf values; None in a tree that was only grown.
+      bounds: least and greatest value of each leaf; None if they are not limited, and
+        in a tree with fitted leaf values.
+      left_codes: bit c % 32 of word c // 32 is 1 if code c goes left in a split by
+        categories; None if no feature holds categories.
     """
 
     feature: Int32[Array, "*T I"]  # I = 2^max_depth - 1
@@ -73,7 +73,7 @@ class BoostedTrees(NamedTuple):
     """Trees on codes, and the score they start from.
 
     Attributes:
-      trees: a :class:`jboost.parts.Tree` whose arrays have axes [R, K] in front.
+      trees: a :class:`jboost.parts.Tree` of arrays with axes [R, K] in front.
       init_score: [] for one score, else [K].
     """
 
