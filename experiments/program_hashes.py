@@ -114,6 +114,7 @@ def hash_program(text):
     text = re.sub(r"^#loc.*\n", "", text, flags=re.MULTILINE)
     text = re.sub(r" ?loc\([^\n]*?\)(?=$|[ ,)])", "", text, flags=re.MULTILINE)
     text = re.sub(r"module @\S+", "module", text)
+    text = re.sub(r' \{jax\.result_info = "[^"]*"\}', "", text)  # names of fields
     names = dict.fromkeys(re.findall(r"@[\w.$]+", text))
     numbers = {name: f"@{index}" for index, name in enumerate(names)}
     text = re.sub(r"@[\w.$]+", lambda found: numbers[found[0]], text)

@@ -38,7 +38,7 @@ def compiled_solve(
 ):
     """Values and Newton steps of leaves."""
     objective = with_minimizers(Objective(traced, constants, targets, (), None), ROWS)
-    if kinks and traced.straight:
+    if kinks and traced.piecewise_linear:
         objective = objective._replace(kinks=find_kinks(objective, weights))
     gradient, curvature = derivatives(objective, scores[None], weights, "auto")
     rows = [jnp.where(weights > 0, weights * d[0], 0) for d in (gradient, curvature)]
@@ -146,7 +146,7 @@ def kinks_of(loss, targets, weights=1):
         jnp.asarray(np.resize(a, 100), jnp.float32) for a in (targets, weights)
     )
     traced, constants = trace_loss(loss, targets)
-    assert traced.straight
+    assert traced.piecewise_linear
     return jax.tree.map(float, compiled_kinks(traced, constants, targets, weights))
 
 

@@ -161,24 +161,28 @@ KINDS = {
 
 @pytest.mark.parametrize("name", KINDS)
 def test_kind(name):
-    loss, quadratic, uniform, straight = KINDS[name]
+    loss, quadratic, uniform, piecewise_linear = KINDS[name]
     traced, _ = trace(loss)
-    assert (traced.quadratic, traced.uniform, traced.straight) == (
+    assert (traced.quadratic, traced.uniform, traced.piecewise_linear) == (
         quadratic,
         uniform,
-        straight,
+        piecewise_linear,
     )
 
 
 def test_a_weight_in_the_target_is_quadratic_but_not_uniform():
     targets = {"y": TARGETS, "w": TARGETS}
     traced, _ = trace(lambda s, t: t["w"] * (s - t["y"]) ** 2, targets)
-    assert (traced.quadratic, traced.uniform, traced.straight) == (True, False, False)
+    assert (traced.quadratic, traced.uniform, traced.piecewise_linear) == (
+        True,
+        False,
+        False,
+    )
 
 
 def test_several_scores_are_of_no_simple_kind():
     traced, _ = trace(lambda s, t: jnp.sum((s - t) ** 2), num_scores=2)
-    assert (traced.quadratic, traced.uniform, traced.straight) == (False,) * 3
+    assert (traced.quadratic, traced.uniform, traced.piecewise_linear) == (False,) * 3
 
 
 def with_cond(score, target):

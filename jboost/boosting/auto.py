@@ -97,7 +97,7 @@ def decide_by_loss(
     if policy == "auto" and loss.information is not None:
         # docs/distributions.md explains this choice.
         policy = "fisher" if leaf_solver == "hessian" else "standardized"
-    if policy == "auto" and loss.quadratic and not loss.straight:
+    if policy == "auto" and loss.quadratic and not loss.piecewise_linear:
         policy = "exact"  # the Hessian is constant: nothing to smooth
     if leaf_solver == "auto" and share_structure and policy not in _BY_SCORE:
         leaf_solver = "joint"  # the scores of a leaf depend on each other
@@ -107,14 +107,14 @@ def decide_by_loss(
             f"curvature={show(curvature)} weighs them score by score, got "
             f"{show(leaf_solver)}"
         )
-    elif leaf_solver == "auto" and loss.straight:
+    elif leaf_solver == "auto" and loss.piecewise_linear:
         leaf_solver = "exact"  # a Newton step needs a second derivative; here it is 0
     elif leaf_solver == "auto":
         step: LeafSolver = "hessian" if policy == "unit" else "newton"
         # To check the steps of K trees, each by itself, takes N K^2 operations.
         plain = loss.quadratic or loss.num_scores > MANY_SCORES
         leaf_solver = step if plain else "guarded"
-    exact = leaf_solver == "exact" and loss.straight
+    exact = leaf_solver == "exact" and loss.piecewise_linear
     if exact and policy == "auto" and regularization == "absolute":
         # As in XGBoost: min_child_weight and l2 count rows. Under "auto" the curvature
         # of a row would shrink as the targets spread.
@@ -123,7 +123,7 @@ def decide_by_loss(
     if isinstance(l2, str):
         l2 = _L2_OF_ORDER_STATISTICS if order_statistics else _L2[regularization]
     if isinstance(min_child_samples, str):
-        absolute = regularization == "absolute" and not loss.straight
+        absolute = regularization == "absolute" and not loss.piecewise_linear
         min_child_samples = 1 if absolute else 0
     return LossChoices(
         curvature=policy,
@@ -200,7 +200,7 @@ def needs_minimizer(loss: TracedLoss | GroupLoss) -> bool:
     """
     if isinstance(loss, GroupLoss):
         return False
-    return loss.straight or not loss.quadratic
+    return loss.piecewise_linear or not loss.quadratic
 
 
 class DataChoices(NamedTuple):

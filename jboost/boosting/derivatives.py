@@ -164,7 +164,7 @@ def differentiate(
 
     delta = None
     alone = problem.loss.num_scores == 1  # others may have scores without minima
-    if state.sizes is not None and alone and (problem.loss.straight or smooth):
+    if state.sizes is not None and alone and (problem.loss.piecewise_linear or smooth):
         guess, (scores, sizes) = state.sizes.smoothing, (state.scores, state.sizes)
         delta, found = smoothing_scale(objective, scores, weights, guess)
         state = state._replace(sizes=sizes._replace(smoothing=found))
@@ -210,9 +210,9 @@ def note_lost(state: BoostState, lost: Int32[Array, "2"]) -> BoostState:
     Args:
       lost: the result of :func:`jboost.objective.curvature.count_lost` in this round.
     """
-    now = jnp.concatenate([state.round[None], lost])
+    noted = jnp.concatenate([state.round[None], lost])
     first = (state.lost[1] == 0) & (lost[0] > 0)
-    return state._replace(lost=jnp.where(first, now, state.lost))
+    return state._replace(lost=jnp.where(first, noted, state.lost))
 
 
 def _differentiate_groups(problem, state):
@@ -284,7 +284,7 @@ def scale_derivatives(
 
 
 def _scale(scaling, weights, state, policy, raw, first):
-    """Returns one pair, and the first sums with ``holds`` updated."""
+    """Returns one scaled pair, and the first sums with ``holds`` updated."""
     gradient, positive, factor, known = raw
     if policy.raised:
         mean = mean_positive(positive, weights) if first is None else first.mean
@@ -339,13 +339,13 @@ def _concentrate(weights, state, gradient, curvature):
 
     The information of a row is i = (h + g^2 / phi) / 2 with phi = mean g^2 / mean h,
     which is near 1 for a likelihood. The N rows hold as much as N_eff = (sum i)^2 /
-    sum i^2 equally informative ones. For a logistic loss at its
-    constant score p it is 1 / (4 p (1 - p)), so that the mean curvature times it is
-    1/4, the most that a row can have, however rare positive rows are.
+    sum i^2 equally informative ones. For a logistic loss at a constant probability p,
+    N / N_eff is 1 / (4 p (1 - p)). Times the mean curvature, this is 1/4, the greatest
+    curvature that a row can have, however rare positive rows are.
 
-    1 for scores that interact (those that compete share the curvature of a row
-    already), and where some row has a minimum of its own: far from it the curvature
-    may be anything.
+    The result is 1 for scores that interact (those that compete share the curvature of
+    a row already), and for scores where some row has a minimum of its own: far from it,
+    the curvature may be anything.
     """
     # Rows of weight 0 may hold anything, and have a derivative in their weight.
     known = jnp.isfinite(gradient) & jnp.isfinite(curvature)
@@ -366,7 +366,7 @@ def _concentrate(weights, state, gradient, curvature):
 
 
 def _relate(values, weights):
-    """Divides by the weighted mean; 1 where that is 0."""
+    """Divides by the weighted mean; returns 1 where that is 0."""
     mean = weighted_mean(values, weights)[:, None]
     return jnp.where(mean > 0, values / jnp.where(mean > 0, mean, 1.0), 1.0)
 
@@ -395,9 +395,9 @@ def _share_among_scores(mean, flat, state):
 
 
 _SIGNS = 1 << 30  # keeps signs apart from the other draws of a tree's seed
-_MOST_ROWS, _LEAST_ROWS = 4096, 256  # that a direction is drawn from
-_MOST_TERMS = 1 << 22  # of the products of gradients of all scores
-_LEAST_SPREAD = 1e-5  # of the largest eigenvalue: a direction that no gradient has
+_MOST_ROWS, _LEAST_ROWS = 4096, 256  # limits on the rows that a direction is drawn from
+_MOST_TERMS = 1 << 22  # limit on rows x K^2, the products of gradients of two scores
+_LEAST_SPREAD = 1e-5  # share of the largest eigenvalue; below it no gradient has a part
 
 
 class Projection(NamedTuple):
@@ -405,7 +405,7 @@ class Projection(NamedTuple):
 
     Attributes:
       derivatives: the derivatives of every row, with a leading axis of length 1.
-      units: units of the leaf values, without derivatives of rows;
+      units: the units of the leaf values, in a container without derivatives of rows;
         :func:`jboost.boosting.round.shaping_limits` converts limits with them.
     """
 
@@ -485,14 +485,14 @@ def _direct_by_scores(gradient, signs, counted, competing):
 def _direct_by_rows(gradient, signs, counted, competing):
     """Computes :func:`_direct_by_scores` for more scores than drawn rows.
 
-    With G the gradients times the root of the weights, one row for each, C = G'G, and
-    C^-a G' s = G' (G G')^-a s: G G', with one row for each drawn row, replaces C.
+    Let G be the gradients times the root of the weights, one line for each drawn row.
+    Then C = G'G and C^-a G' s = G' (G G')^-a s, so the smaller matrix G G' replaces C.
     """
     size = _choose_units(sum_rows(round_alone(gradient**2), counted), competing)
     scale = jnp.sqrt(counted)
     table = gradient.T * scale[:, None] / size[None, :]
     table = jnp.where((counted > 0)[:, None], table, 0.0)
-    # Only one shard has a row, the others have zeros.
+    # Only one shard has a given row; the others have zeros.
     table = most(jnp.maximum(table, 0.0)) - most(jnp.maximum(-table, 0.0))
     signed = signs * most(scale)
 
@@ -504,7 +504,7 @@ def _direct_by_rows(gradient, signs, counted, competing):
 
 
 def _sum_scores(terms):
-    with use_shards(None):  # all shards have these
+    with use_shards(None):  # all shards have the same terms
         return sum_rows(terms)
 
 
@@ -593,8 +593,8 @@ class RoundPlan(NamedTuple):
     def structure(self) -> "TreeTask":
         """Returns the inputs for the splits of the tree of all scores."""
         assert self.line is not None
-        one = TreeTask(self.k[:1], self.seeds[:1], *self.line, None)
-        return jax.tree.map(lambda array: array[0], one)
+        task = TreeTask(self.k[:1], self.seeds[:1], *self.line, None)
+        return jax.tree.map(lambda array: array[0], task)
 
     def weights(
         self, data: Data, known: Bool[Array, "*K N"] | None = None
@@ -654,7 +654,7 @@ def start_round(
         pair = raw[0].gradient, raw[0].curvature
         first, sizes = sum_first(*pair, weights, in_bag, raised, sizes)
     shape, fitted, first = scale_derivatives(scaling, weights, state, raw, first)
-    now = RoundPlan(
+    plan = RoundPlan(
         k=jnp.arange(num_scores, dtype=jnp.int32),
         seeds=seeds[1:],
         shape=shape,
@@ -667,11 +667,11 @@ def start_round(
         lost=state.lost,
     )
     if not problem.method.share_structure:
-        return now
+        return plan
     coupling = state.coupling
     competing = False if coupling is None else jnp.any(coupling.competing)
     line = draw_projection(
-        seeds[1], shape, fitted, now.weights(problem.data), competing
+        seeds[1], shape, fitted, plan.weights(problem.data), competing
     )
     # Only the sums of one score's tree are known before it grows.
-    return now._replace(line=line, first=None)
+    return plan._replace(line=line, first=None)

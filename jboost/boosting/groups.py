@@ -84,7 +84,7 @@ def read_groups(
     Raises:
       TypeError, ValueError: there is not one id for each row, the loss is not one of
         groups, weights differ within a group and the loss does not take them, or groups
-        need padding and it does not take ``where``.
+        need padding and the loss does not take ``where``.
     """
     if groups is None:
         if needs_groups(loss):
@@ -116,7 +116,7 @@ def read_groups(
 
 
 def refuse_bags(loss: Any, groups: RowGroups | None, share: Any) -> None:
-    """Raises if rounds leave rows out of groups, for a traced loss without mask."""
+    """Raises if rounds leave rows out of groups and the traced loss takes no mask."""
     if groups is None or groups.kind == "ids" or loss.inputs.where:
         return
     if isinstance(share, Tracer) or share < 1:
@@ -142,7 +142,7 @@ def match_groups(groups: Any, training: RowGroups | None, label: str) -> Any:
     """Returns the groups of a validation set: those given, or the kind of training.
 
     Raises:
-      ValueError: there are groups in one of both only.
+      ValueError: only one of the two sets has groups.
     """
     if training is None:
         if groups is not None:
@@ -205,7 +205,7 @@ def _name(loss):
 _STREAM = np.uint32(0x9E3779B9)  # keeps these random numbers apart from those of trees
 _NOISE = 1e-5  # of a sum of magnitudes: below it, a group's float32 sum is noise
 _FIRST_STEP = 1e-3  # of the search for the initial score
-_PROBES = 10  # 16 times as far each: up to 7e7
+_PROBES = 10  # each is 16 times as far as the one before: up to 7e7
 _SWEEPS = 4  # over K > 1 scores
 _STOPPING = Stopping(steps=5, residual=0.1, least_bend=0.25, overshoot=0.0)
 
@@ -223,7 +223,7 @@ def draw_bag(
     weights: Float[Array, " N"],
     share: Float[Array, ""],
 ) -> Bool[Array, " N"]:
-    """Draws a share of the rows, or of whole groups if they are given by ids."""
+    """Draws a share of the rows, as a mask; whole groups if ids define the groups."""
     eligible = weights > 0
     if groups is None or groups.number is None or groups.kind != "ids":
         return sample(seed, eligible, share)
@@ -238,7 +238,7 @@ def find_group_start(
     """Finds the number that minimizes the loss when it is added to all scores.
 
     Returns:
-      The number for each score, and whether the loss does not depend on any: the
+      The number for each score, and whether the loss depends on none of them; all
       numbers are then 0.
     """
     weights = objective.weights

@@ -27,8 +27,8 @@ def refuse_large_table(x: Any, settings: Settings, num_devices: int = 1) -> None
       num_devices: the number of devices that hold the rows.
 
     Raises:
-      ValueError: it has 2^31 cells or more.
-      MemoryError: it does not fit.
+      ValueError: the table has 2^31 cells or more.
+      MemoryError: the table does not fit.
     """
     shape = getattr(x, "shape", None)
     if not isinstance(shape, tuple) or len(shape) != 2 or is_sparse_like(x):
@@ -62,14 +62,14 @@ def check_cells(size: int) -> None:
 
 
 def is_sparse_like(x: Any) -> bool:
-    """Returns whether a matrix of SciPy or JAX stores some of its cells only."""
+    """Returns whether a matrix of SciPy or JAX stores only some of its cells."""
     return hasattr(x, "nnz") or hasattr(x, "nse")
 
 
 def refuse_large_model(
     settings: Settings, num_models: int = 1, *, may_stop: bool = False
 ) -> None:
-    """Refuses a model, or as many as are trained together, that cannot fit.
+    """Refuses a model, or the models that are trained together, if they cannot fit.
 
     Args:
       may_stop: whether training may end before ``num_rounds``; one round counts then.

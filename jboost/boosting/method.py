@@ -101,8 +101,8 @@ def make_method(
     Args:
       settings: checked settings; they are compared with loss and data here.
       codes: the codes of ``num_rows`` rows; only shapes are used.
-      uniform: whether all rows weigh the same, or nothing.
-      max_bins: codes of a feature: ``settings.max_bins``, or as many as there are.
+      uniform: whether all rows with a positive weight have the same weight.
+      max_bins: the codes of a feature: ``settings.max_bins``, or the number in use.
       num_devices: the number of devices that hold the rows.
 
     Raises:
@@ -193,7 +193,7 @@ def _limit_leaves(settings) -> int | None:
 
 
 def _check_solver(loss, choices: LossChoices):
-    """Refuses a median step for quadratic losses, which have an exact solution."""
+    """Refuses "joint" and "median_step" for losses that have no use for them."""
     if isinstance(loss, GroupLoss):
         return
     if choices.leaf_solver == "joint" and not choices.share_structure:
@@ -203,7 +203,7 @@ def _check_solver(loss, choices: LossChoices):
             "another one"
         )
     if choices.leaf_solver == "median_step" and loss.quadratic:
-        better = "exact" if loss.straight else "newton"
+        better = "exact" if loss.piecewise_linear else "newton"
         raise ValueError(
             "leaf_solver='median_step' needs a loss whose second derivative changes "
             f"with the score, such as Huber's; this one has its minimum by {better!r}"
@@ -211,7 +211,7 @@ def _check_solver(loss, choices: LossChoices):
 
 
 def _check_devices(loss, choices, num_devices):
-    """Refuses draws on a mesh: their last bits would differ from one device's."""
+    """Refuses information from random samples on a mesh: the last bits would differ."""
     if num_devices == 1 or choices.curvature not in EXPONENTS:
         return
     if loss.sampled:
@@ -227,7 +227,7 @@ def _warn_of_no_steps(loss, method):
     """Warns if all Newton steps of a piecewise linear loss are 0."""
     if isinstance(loss, GroupLoss):
         return
-    flat = loss.straight and method.leaf_curvature in ("exact", "absolute")
+    flat = loss.piecewise_linear and method.leaf_curvature in ("exact", "absolute")
     steps = method.leaf_solver in ("newton", "hessian", "line_search")
     if flat and steps and method.regularization == "absolute":
         warn_user(

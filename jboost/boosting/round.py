@@ -55,14 +55,14 @@ from jboost.trees.tree import LeafSums, Tree
 
 
 def shaping_derivatives(
-    data: Data, now: RoundPlan, shape: RowDerivatives
+    data: Data, plan: RoundPlan, shape: RowDerivatives
 ) -> tuple[Float[Array, " N"], Float[Array, " N"], UInt8[Array, " N"]]:
     """Returns gradient and curvature of every row as a tree's splits see them.
 
-    And how many times each row counts, 0 for rows outside the bag; see
+    The last result is how many times each row counts, 0 for rows outside the bag; see
     :func:`jboost.kernels.sums_xla.split_weights`.
     """
-    in_bag = now.in_bag if shape.known is None else now.in_bag & shape.known
+    in_bag = plan.in_bag if shape.known is None else plan.in_bag & shape.known
     rows = in_bag, data.weights, shape.gradient, shape.curvature, shape.mean
     run = choose(cpu=grow_cpu.weigh_rows, xla=weigh_rows)
     return run(*jax.lax.stop_gradient(rows))
@@ -82,15 +82,15 @@ def weigh_rows(
 
 
 def grow_structure(
-    problem: Problem, now: RoundPlan, one: TreeTask
+    problem: Problem, plan: RoundPlan, task: TreeTask
 ) -> tuple[Tree, Int32[Array, " N"]]:
     """Grows the splits of a tree; returns it with the leaf of every row."""
     method, data = problem.method, problem.data
-    gradient, curvature, in_bag = shaping_derivatives(data, now, one.shape)
-    limits = jax.lax.stop_gradient(shaping_limits(now, one))
+    gradient, curvature, in_bag = shaping_derivatives(data, plan, task.shape)
+    limits = jax.lax.stop_gradient(shaping_limits(plan, task))
     parts = (gradient, curvature, in_bag)
-    measure = measure_first(one.first, one.shape.mean, *parts, method.uniform)
-    rows: Any = (*parts, one.seed, limits)
+    measure = measure_first(task.first, task.shape.mean, *parts, method.uniform)
+    rows: Any = (*parts, task.seed, limits)
     sizes: Any = dict(
         max_depth=method.max_depth,
         max_nodes=method.max_nodes,
@@ -121,7 +121,7 @@ def _measure_candidates(method, data, curvature, in_bag):
     return measure(values, in_bag)
 
 
-def shaping_limits(now: RoundPlan, one: TreeTask) -> TreeLimits:
+def shaping_limits(plan: RoundPlan, task: TreeTask) -> TreeLimits:
     """Returns the limits in the units of the derivatives that shape the tree.
 
     Leaves are fitted with derivatives in other units where the curvature of the splits
@@ -129,22 +129,22 @@ def shaping_limits(now: RoundPlan, one: TreeTask) -> TreeLimits:
     hold for each score, which the search for a tree of all scores cannot see; see
     :func:`jboost.trees.joint.bound_leaves`.
     """
-    limits, values = now.limits, now.limits.values
+    limits, values = plan.limits, plan.limits.values
     own: Any = limits.min_child_samples
     if jnp.ndim(own):
-        least = own[one.k] if now.line is None else jnp.max(own)
+        least = own[task.k] if plan.line is None else jnp.max(own)
         limits = limits._replace(min_child_samples=least)
     if values is None:
         return limits
-    if now.line is not None:
+    if plan.line is not None:
         values = values._replace(monotone=jnp.zeros_like(values.monotone))
-    l1 = values.l1 * (one.fitted.mean / one.shape.mean)
-    bounds = jnp.clip(values.bounds / one.fitted.value_unit, -UNBOUNDED, UNBOUNDED)
+    l1 = values.l1 * (task.fitted.mean / task.shape.mean)
+    bounds = jnp.clip(values.bounds / task.fitted.value_unit, -UNBOUNDED, UNBOUNDED)
     return limits._replace(values=values._replace(l1=l1, bounds=bounds))
 
 
 def sum_leaves(
-    data: Data, now: RoundPlan, one: TreeTask, tree: Tree, leaf: Int32[Array, " N"]
+    data: Data, plan: RoundPlan, task: TreeTask, tree: Tree, leaf: Int32[Array, " N"]
 ) -> Tree:
     """Returns the tree with the sums that its leaf values are fitted to.
 
@@ -152,31 +152,31 @@ def sum_leaves(
       tree, leaf: the splits, and the leaf of every row; the other arguments are those
         of :func:`fit_leaves`.
     """
-    weights, fitted = now.weights(data, one.fitted.known), one.fitted
+    weights, fitted = plan.weights(data, task.fitted.known), task.fitted
     channels = (fitted.gradient, fitted.curvature, jnp.float32(1))
-    sizes = find_leaf_sizes(one.first)
+    sizes = find_leaf_sizes(task.first)
     sums = sum_channels(channels, leaf, tree.leaf_value.shape[0], weights, sizes)
-    return tree._replace(sums=LeafSums(*sums, l2=now.limits.l2 * one.fitted.mean))
+    return tree._replace(sums=LeafSums(*sums, l2=plan.limits.l2 * task.fitted.mean))
 
 
 def fit_leaves(
     problem: Problem,
     learning_rate: Float[ArrayLike, ""],
     state: BoostState,
-    now: RoundPlan,
-    one: TreeTask,
+    plan: RoundPlan,
+    task: TreeTask,
     tree: Tree,
     leaf: Int32[Array, " N"],
 ) -> Tree:
     """Returns the tree with its leaf values, times the learning rate.
 
     Args:
-      one: the inputs of this tree, from ``now.trees()``.
+      task: the inputs of this tree, from ``plan.trees()``.
       tree, leaf: the result of :func:`sum_leaves`, and the leaf of every row.
     """
-    method, limits = problem.method, now.limits
-    newton, groups, sums = _prepare(problem, state, now, one, tree, leaf)
-    bounds = None if tree.bounds is None else tree.bounds * one.fitted.value_unit
+    method, limits = problem.method, plan.limits
+    newton, groups, sums = _prepare(problem, state, plan, task, tree, leaf)
+    bounds = None if tree.bounds is None else tree.bounds * task.fitted.value_unit
     if bounds is not None and limits.values is not None:
         # The same numbers, but with the derivative in max_delta_step.
         most = jnp.broadcast_to(limits.values.bounds, bounds.shape)
@@ -185,7 +185,7 @@ def fit_leaves(
         assert state.probe is not None
         value = solve_group_leaves(
             bind_groups(problem, state, groups.weights), state.scores, state.probe,
-            one.k, leaf, sums, groups.penalty[0], groups.l1,
+            task.k, leaf, sums, groups.penalty[0], groups.l1,
         )  # fmt: skip
         value = value if bounds is None else jnp.clip(value, bounds[:, 0], bounds[:, 1])
     else:
@@ -198,7 +198,7 @@ def fit_leaves(
     if limits.values is not None:  # a line search may have passed the bounds
         value = jnp.clip(value, *limits.values.bounds)
     return tree._replace(
-        # Or leaf values would not sum to the scores bit for bit.
+        # Otherwise, leaf values would not sum to the scores bit for bit.
         leaf_value=round_alone(learning_rate * value),
         bounds=None,
     )
@@ -207,8 +207,8 @@ def fit_leaves(
 def are_steps_kept(
     problem: Problem,
     state: BoostState,
-    now: RoundPlan,
-    one: TreeTask,
+    plan: RoundPlan,
+    task: TreeTask,
     tree: Tree,
     leaf: Int32[Array, " N"],
     row_losses: Float[Array, " N"] | None = None,
@@ -216,17 +216,17 @@ def are_steps_kept(
     """Returns whether "guarded" keeps the Newton steps of all leaves.
 
     Args:
-      problem, state, now, one, tree, leaf: the arguments of :func:`fit_leaves`.
+      problem, state, plan, task, tree, leaf: the arguments of :func:`fit_leaves`.
       row_losses: the loss of each row before the round; None: unknown.
     """
-    newton, groups, _ = _prepare(problem, state, now, one, tree, leaf)
+    newton, groups, _ = _prepare(problem, state, plan, task, tree, leaf)
     objective = bind_objective(problem, state)
     return jnp.all(keeps_steps(objective, groups, *newton(), row_losses))
 
 
-def _prepare(problem, state, now, one, tree, leaf):
+def _prepare(problem, state, plan, task, tree, leaf):
     """Returns a function for the Newton steps, the leaves' problems, and their sums."""
-    method, fitted, limits = problem.method, one.fitted, now.limits
+    method, fitted, limits = problem.method, task.fitted, plan.limits
     penalty, l1 = _shrinkage(problem, limits, fitted)
     choices = decide_by_data(
         state.pointed, state.least_rows, method.leaf_solver, limits.min_child_samples
@@ -239,21 +239,21 @@ def _prepare(problem, state, now, one, tree, leaf):
         return step, jnp.where(choices.exact_leaves, jnp.inf, promised)
 
     groups = LeafProblems(
-        k=one.k,
+        k=task.k,
         scores=state.scores,
-        weights=_weigh_rows(problem.data, now, fitted),
+        weights=_weigh_rows(problem.data, plan, fitted),
         direction=None,
         group=leaf,
         penalty=jnp.broadcast_to(penalty, tree.leaf_value.shape[0]),
         l1=l1,
-        resting=_count_resting(method, limits),
+        zero_rows=_count_zero_rows(method, limits),
     )
     return newton, groups, sums
 
 
-def _weigh_rows(data, now, fitted):
+def _weigh_rows(data, plan, fitted):
     """Returns the weights of the rows in the loss of a leaf."""
-    weights = now.weights(data, fitted.known)
+    weights = plan.weights(data, fitted.known)
     return weights if fitted.factor is None else weights * fitted.factor
 
 
@@ -261,12 +261,12 @@ def _shrinkage(problem, limits, fitted):
     """Returns l2 and l1 in the units of the derivatives that fit the leaves."""
     values = limits.values
     if problem.method.order_statistics:
-        return jnp.float32(0), None  # see _count_resting
+        return jnp.float32(0), None  # see _count_zero_rows
     l1 = None if values is None else round_alone(values.l1 * fitted.mean)
     return round_alone(limits.l2 * fitted.mean), l1
 
 
-def _count_resting(method, limits):
+def _count_zero_rows(method, limits):
     """Returns the weight of each leaf's pseudo-row at zero: l2, counted in rows."""
     exact = method.order_statistics and method.leaf_solver == "exact"
     return limits.l2 if exact and method.regularization == "relative" else None
@@ -276,19 +276,19 @@ _STOPPING = Stopping(steps=10, residual=1e-6, least_bend=0.02, overshoot=0.5)
 
 
 def sum_shared_leaves(
-    data: Data, now: RoundPlan, tree: Tree, leaf: Int32[Array, " N"]
+    data: Data, plan: RoundPlan, tree: Tree, leaf: Int32[Array, " N"]
 ) -> Tree:
     """Returns the tree with the sums that its leaf values are fitted to.
 
     Args:
       tree, leaf: the splits, without an axis of trees, and the leaf of every row.
     """
-    fitted, num_scores = now.fitted, len(now.k)
+    fitted, num_scores = plan.fitted, len(plan.k)
     tables, others = [fitted.gradient, fitted.curvature], [jnp.float32(1)]
     if fitted.known is not None:
         tables, others = [*tables, fitted.known.astype(jnp.float32)], []
     num_leaves = tree.leaf_value.shape[0]
-    sums = sum_tables(tables, others, leaf, num_leaves, now.weights(data))
+    sums = sum_tables(tables, others, leaf, num_leaves, plan.weights(data))
     shape = (num_scores, num_leaves)
     structure = jax.tree.map(
         lambda array: array[None], tree._replace(leaf_value=None, bounds=None)
@@ -299,7 +299,7 @@ def sum_shared_leaves(
             gradient=sums[:num_scores],
             curvature=sums[num_scores : 2 * num_scores],
             weight=jnp.broadcast_to(sums[2 * num_scores :], shape),
-            l2=now.limits.l2 * fitted.mean,
+            l2=plan.limits.l2 * fitted.mean,
         ),
     )
 
@@ -308,7 +308,7 @@ def fit_shared_leaves(
     problem: Problem,
     learning_rate: Float[ArrayLike, ""],
     state: BoostState,
-    now: RoundPlan,
+    plan: RoundPlan,
     tree: Tree,
     leaf: Int32[Array, " N"],
     pointed: Bool[ArrayLike, ""],
@@ -320,22 +320,22 @@ def fit_shared_leaves(
       pointed: whether the loss resembles |r| in most rows and its Hessian is useless:
         each score is then fitted by itself, exactly. Traced or concrete.
     """
-    each, method = _split_scores(problem, now, tree), problem.method
+    each, method = _split_scores(problem, plan, tree), problem.method
     joint = method.leaf_solver == "joint" and not problem.loss.coupled
     alone = replace(method, leaf_solver="guarded") if joint else method
     alone = problem._replace(static=problem.static._replace(method=alone))
 
     def fit_alone():
         def fit(parts):
-            one, own = parts
-            return fit_leaves(alone, learning_rate, state, now, one, own, leaf)
+            task, own = parts
+            return fit_leaves(alone, learning_rate, state, plan, task, own, leaf)
 
         return jax.lax.map(fit, each).leaf_value
 
     def fit_jointly():
-        value, own = _solve_vectors(problem, state, now, tree, leaf), each[1]
+        value, own = _solve_vectors(problem, state, plan, tree, leaf), each[1]
         if own.bounds is not None:
-            bounds = own.bounds * now.fitted.value_unit[:, None, None]
+            bounds = own.bounds * plan.fitted.value_unit[:, None, None]
             value = jnp.clip(value, *jnp.moveaxis(bounds, -1, 0))
         return round_alone(learning_rate * value)
 
@@ -349,22 +349,22 @@ def fit_shared_leaves(
 def are_shared_steps_kept(
     problem: Problem,
     state: BoostState,
-    now: RoundPlan,
+    plan: RoundPlan,
     tree: Tree,
     leaf: Int32[Array, " N"],
 ) -> Bool[Array, ""]:
-    """Computes :func:`are_steps_kept` for a tree of all scores."""
+    """Computes :func:`are_steps_kept` for a tree of all scores, score by score."""
 
     def check(parts):
-        one, own = parts
-        return are_steps_kept(problem, state, now, one, own, leaf)
+        task, own = parts
+        return are_steps_kept(problem, state, plan, task, own, leaf)
 
-    return jnp.all(jax.lax.map(check, _split_scores(problem, now, tree)))
+    return jnp.all(jax.lax.map(check, _split_scores(problem, plan, tree)))
 
 
-def _split_scores(problem, now, tree):
+def _split_scores(problem, plan, tree):
     """Returns the tree as one tree for each score, to be mapped over."""
-    limits, fitted, bounds = now.limits, now.fitted, None
+    limits, fitted, bounds = plan.limits, plan.fitted, None
     if limits.values is not None:
         penalty = (limits.l2 * fitted.mean)[:, None]
         steps = tree.sums.gradient, tree.sums.curvature, penalty
@@ -377,13 +377,17 @@ def _split_scores(problem, now, tree):
         bounds = bounds / fitted.value_unit[:, None, None]
     none: Any = None
     nothing: Any = fitted._replace(gradient=none, curvature=none)
-    one = now._replace(shape=nothing, fitted=nothing).trees()
-    return one, Tree(none, none, none, tree.leaf_value, tree.sums, bounds)
+    task = plan._replace(shape=nothing, fitted=nothing).trees()
+    return task, Tree(none, none, none, tree.leaf_value, tree.sums, bounds)
 
 
-def _solve_vectors(problem, state, now, tree, leaf):
+def _solve_vectors(problem, state, plan, tree, leaf):
     """Solves the system of each leaf."""
-    weights, fitted, values = now.weights(problem.data), now.fitted, now.limits.values
+    weights, fitted, values = (
+        plan.weights(problem.data),
+        plan.fitted,
+        plan.limits.values,
+    )
     scores, sums = state.scores, tree.sums
     arrays, scores, sums = without_derivatives(
         (problem.arrays, scores, sums),
@@ -391,7 +395,7 @@ def _solve_vectors(problem, state, now, tree, leaf):
         "solved for together; use share_structure=False or leaf_solver='newton'",
     )
     objective = bind_objective(problem._replace(arrays=arrays), state)
-    penalty = round_alone(now.limits.l2 * fitted.mean)[:, None]
+    penalty = round_alone(plan.limits.l2 * fitted.mean)[:, None]
     gradient = sums.gradient
     if values is not None:
         l1 = round_alone(values.l1 * fitted.mean)[:, None]
@@ -442,37 +446,37 @@ def grow_round(
       The next state, the trees, and the rows that they learned from.
     """
     state, raw = differentiate(problem, state)
-    now = start_round(problem, choose_scaling(problem), state, raw)
+    plan = start_round(problem, choose_scaling(problem), state, raw)
     if problem.method.share_structure:
-        trees, leaf = grow_shared_tree(problem, now)
+        trees, leaf = grow_shared_tree(problem, plan)
         own = state.pointed
-        trees = fit_trees(problem, learning_rate, state, now, trees, leaf, own)
-        return add_trees(problem, state, now, trees, leaf), trees, now.in_bag
+        trees = fit_trees(problem, learning_rate, state, plan, trees, leaf, own)
+        return add_trees(problem, state, plan, trees, leaf), trees, plan.in_bag
 
-    def grow(one):
-        grown = grow_structure(problem, now, one)
+    def grow(task):
+        grown = grow_structure(problem, plan, task)
         tree, leaf = checkpoint_name(grown, STRUCTURE)
-        tree = sum_leaves(problem.data, now, one, tree, leaf)
-        return fit_leaves(problem, learning_rate, state, now, one, tree, leaf), leaf
+        tree = sum_leaves(problem.data, plan, task, tree, leaf)
+        return fit_leaves(problem, learning_rate, state, plan, task, tree, leaf), leaf
 
-    trees, leaf = map_scores(grow, now.trees())
-    return add_trees(problem, state, now, trees, leaf), trees, now.in_bag
+    trees, leaf = map_scores(grow, plan.trees())
+    return add_trees(problem, state, plan, trees, leaf), trees, plan.in_bag
 
 
 def grow_shared_tree(
-    problem: Problem, now: RoundPlan
+    problem: Problem, plan: RoundPlan
 ) -> tuple[Tree, Int32[Array, "1 N"]]:
     """Grows the tree of all scores, and sums the derivatives in its leaves."""
-    grown = grow_structure(problem, now, now.structure())
+    grown = grow_structure(problem, plan, plan.structure())
     tree, leaf = checkpoint_name(grown, STRUCTURE)
-    return sum_shared_leaves(problem.data, now, tree, leaf), leaf[None]
+    return sum_shared_leaves(problem.data, plan, tree, leaf), leaf[None]
 
 
 def fit_trees(
     problem: Problem,
     learning_rate: Float[ArrayLike, ""],
     state: BoostState,
-    now: RoundPlan,
+    plan: RoundPlan,
     trees: Tree,
     leaf: Int32[Array, "T N"],
     pointed: Bool[ArrayLike, ""],
@@ -485,33 +489,33 @@ def fit_trees(
     """
     if problem.method.share_structure:
         return fit_shared_leaves(
-            problem, learning_rate, state, now, trees, leaf[0], pointed
+            problem, learning_rate, state, plan, trees, leaf[0], pointed
         )
 
     def fit(parts):
-        one, tree, leaf = parts
-        return fit_leaves(problem, learning_rate, state, now, one, tree, leaf)
+        task, tree, leaf = parts
+        return fit_leaves(problem, learning_rate, state, plan, task, tree, leaf)
 
-    return map_scores(fit, (now.trees(), trees, leaf))
+    return map_scores(fit, (plan.trees(), trees, leaf))
 
 
 def add_trees(
     problem: Problem,
     state: BoostState,
-    now: RoundPlan,
+    plan: RoundPlan,
     trees: Tree,
     leaf: Int32[Array, "T N"],
 ) -> BoostState:
     """Returns the state after a round, from its trees and the leaf of every row."""
     steps = add_values(state.steps, trees.leaf_value, leaf, in_place=True)
-    return advance(problem, state, now, steps)
+    return advance(problem, state, plan, steps)
 
 
 def advance(
-    problem: Problem, state: BoostState, now: RoundPlan, steps: Float[Array, "K N"]
+    problem: Problem, state: BoostState, plan: RoundPlan, steps: Float[Array, "K N"]
 ) -> BoostState:
     """Returns the state after a round that has led to these steps."""
-    state = count_round(state, now, steps)
+    state = count_round(state, plan, steps)
     parameters = estimate_parameters(
         problem.loss, problem.constants, problem.data, state.scores
     )
@@ -519,23 +523,23 @@ def advance(
 
 
 def count_round(
-    state: BoostState, now: RoundPlan, steps: Float[Array, "K N"]
+    state: BoostState, plan: RoundPlan, steps: Float[Array, "K N"]
 ) -> BoostState:
     """Computes :func:`advance` for a loss with constant parameters."""
     return state._replace(
         steps=steps,
-        first_mean=now.fitted.first_mean,
-        concentration=now.fitted.concentration,
+        first_mean=plan.fitted.first_mean,
+        concentration=plan.fitted.concentration,
         round=state.round + 1,
-        sizes=now.sizes,
-        lost=now.lost,
+        sizes=plan.sizes,
+        lost=plan.lost,
     )
 
 
 def map_scores(function: Callable[[Any], Any], each: Any) -> Any:
     """Maps a function over the K scores, axis 0 of each array.
 
-    One by one: mapped side by side, every branch would be taken.
+    It runs on one score at a time, because ``jax.vmap`` would take every branch.
     """
     if len(jax.tree.leaves(each)[0]) > 1:
         return jax.lax.map(function, each)

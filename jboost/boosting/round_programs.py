@@ -79,36 +79,36 @@ def join_pairs(
 def split_pairs(
     raw: tuple[RawDerivatives, ...],
     weights: Float[Array, " N"],
-    regular: Bool[Array, ""] | None,
+    all_finite: Bool[Array, ""] | None,
 ) -> tuple[tuple[RawDerivatives, ...], Bool[Array, ""], Int32[Array, "2"]]:
     """Undoes :func:`join_pairs`, and leaves out derivatives that are not finite.
 
     Args:
-      regular: the second result, if it is known.
+      all_finite: the second result, if it is known.
 
     Returns:
       The derivatives; True if those of all rows of positive weight are finite; and the
       result of :func:`jboost.objective.curvature.count_lost` for joined derivatives, 0
       for others, which :func:`differentiate` has counted.
     """
-    found = [_split(each, weights, regular) for each in raw]
+    found = [_split(each, weights, all_finite) for each in raw]
     finite = jnp.all(jnp.stack([each for _, each, _ in found]))
     return tuple(each for each, _, _ in found), finite, found[0][2]
 
 
-def _split(raw, weights, regular):
+def _split(raw, weights, all_finite):
     if raw.curvature is not None:
         pair = raw.gradient, raw.curvature
-        finite = are_finite(*pair, weights) if regular is None else regular
+        finite = are_finite(*pair, weights) if all_finite is None else all_finite
         return raw, finite, jnp.zeros(2, jnp.int32)
     pairs = raw.gradient[0]
     run = choose(cpu=grow_cpu.split_pairs, xla=take_parts)
     gradient, curvature, finite = run(pairs, weights)
     raw = raw._replace(gradient=gradient[None], curvature=curvature[None])
-    if regular is None:  # the rounds are made again if some are not finite
+    if all_finite is None:  # the rounds are made again if some are not finite
         return raw, every(finite), jnp.zeros(2, jnp.int32)
     lost = count_lost(~finite, lambda: ~jnp.isfinite(pairs) & (weights > 0))
-    return raw, regular, lost
+    return raw, all_finite, lost
 
 
 def take_parts(
@@ -150,22 +150,22 @@ class RoundTrees(NamedTuple):
     """The trees of a round; their leaves may not have values yet.
 
     Attributes:
-      now: the plan of the round, without the derivatives of the rows.
+      plan: the plan of the round, without the derivatives of the rows.
       trees: the trees with splits and sums of the leaves.
       leaf: the leaf of every row, for each score.
       state, set_steps: the state after the round, without fields that depend on the
         loss, and steps of the validation sets; None if leaf values are no Newton steps.
       words: the packed trees of all rounds so far.
-      regular: whether ``derive`` left nothing out.
+      all_finite: whether ``derive`` left nothing out.
     """
 
-    now: RoundPlan
+    plan: RoundPlan
     trees: Tree
     leaf: Int32[Array, "K N"]
     state: BoostState | None
     set_steps: tuple[Float[Array, "K N"], ...] | None
     words: Int32[Array, "R W"]
-    regular: Bool[Array, ""]
+    all_finite: Bool[Array, ""]
 
 
 class RoundBuffers(NamedTuple):
@@ -191,14 +191,14 @@ class Summary(NamedTuple):
     Attributes:
       losses: the mean loss of the training rows, then of each validation set.
       improvement: decrease of the loss out of the bag; None if all rows are in the bag.
-      regular: whether ``derive`` left nothing out.
+      all_finite: whether ``derive`` left nothing out.
       kept: whether ``finish`` left nothing out. If either did, the rounds from here on
         must be made again by programs that contain everything.
     """
 
     losses: Float[Array, " S"]
     improvement: Float[Array, ""] | None
-    regular: Bool[Array, ""]
+    all_finite: Bool[Array, ""]
     kept: Bool[Array, ""]
 
 
@@ -244,12 +244,12 @@ class Derived(NamedTuple):
 
     Attributes:
       raw: the result of :func:`join_pairs`: derivatives by each curvature policy.
-      regular: whether ``smooth`` was right; None: it was if all are finite.
+      all_finite: whether ``smooth`` was right; None: it was if all are finite.
       sizes, lost: fields of the state.
     """
 
     raw: tuple[RawDerivatives, ...]
-    regular: Bool[Array, ""] | None
+    all_finite: Bool[Array, ""] | None
     sizes: SumGuesses | None
     lost: Int32[Array, "3"]
 
@@ -272,8 +272,8 @@ def derive(
     redone = smooth is False and smoothable  # by other programs, if some are lost
     leave_out = not redone and not are_joined(problem)
     new, raw = differentiate(problem, state, smooth, leave_out)
-    regular = None if redone else jnp.asarray(True)
-    derived = Derived(join_pairs(problem, raw), regular, new.sizes, new.lost)
+    all_finite = None if redone else jnp.asarray(True)
+    derived = Derived(join_pairs(problem, raw), all_finite, new.sizes, new.lost)
     changed = loss.coupled or loss.estimate is not None
     return new if changed else None, derived
 
@@ -300,33 +300,35 @@ def grow(
     static: Any = Static(None, method)  # type: ignore[arg-type]
     problem = Problem(static, Arrays((), numbers, data))
     state = state._replace(sizes=derived.sizes, lost=derived.lost)
-    raw, regular, lost = split_pairs(derived.raw, data.weights, derived.regular)
+    raw, all_finite, lost = split_pairs(derived.raw, data.weights, derived.all_finite)
     state = note_lost(state, lost)
-    now = start_round(problem, scaling, state, raw)
+    plan = start_round(problem, scaling, state, raw)
 
-    def grow_one(one):
-        tree, leaf = grow_structure(problem, now, one)
-        tree = sum_leaves(data, now, one, tree, leaf)
+    def grow_one(task):
+        tree, leaf = grow_structure(problem, plan, task)
+        tree = sum_leaves(data, plan, task, tree, leaf)
         if steps:
-            tree = fit_leaves(problem, rate, state, now, one, tree, leaf)
+            tree = fit_leaves(problem, rate, state, plan, task, tree, leaf)
         return tree, leaf
 
     if method.share_structure:
-        trees, leaf = grow_shared_tree(problem, now)
+        trees, leaf = grow_shared_tree(problem, plan)
         if steps:
-            trees = fit_trees(problem, rate, state, now, trees, leaf, False)
+            trees = fit_trees(problem, rate, state, plan, trees, leaf, False)
     else:
-        trees, leaf = map_scores(grow_one, now.trees())
+        trees, leaf = map_scores(grow_one, plan.trees())
     after, new_steps = None, None
     if steps:
-        after = count_round(state, now, add_values(state.steps, trees.leaf_value, leaf))
+        after = count_round(
+            state, plan, add_values(state.steps, trees.leaf_value, leaf)
+        )
         after = after._replace(start=None)
         new_steps = add_to_sets(trees, sets, set_steps)
         words = _store(words, pack(trees), entry)
-    rest: Any = now.fitted._replace(gradient=None, curvature=None)
+    rest: Any = plan.fitted._replace(gradient=None, curvature=None)
     nothing: Any = None
-    now = now._replace(shape=nothing, fitted=rest, first=None, line=None)
-    return RoundTrees(now, trees, leaf, after, new_steps, words, regular)
+    plan = plan._replace(shape=nothing, fitted=rest, first=None, line=None)
+    return RoundTrees(plan, trees, leaf, after, new_steps, words, all_finite)
 
 
 def _store(buffer, value, entry):
@@ -389,7 +391,7 @@ def choose_stages(
         known = state.minimizer is not None and not np.all(state.endless)
         if looks and known:
             smooth = True
-        elif not whole.derive and not loss.straight:
+        elif not whole.derive and not loss.piecewise_linear:
             smooth = False
     solve = method.leaf_solver not in ("newton", "hessian")
     if method.leaf_solver == "guarded":
@@ -423,8 +425,8 @@ def finish(
     state, set_steps, rate, entry = turn
     if not options.bagged:
         all_rows: Any = None
-        grown = grown._replace(now=grown.now._replace(in_bag=all_rows))
-    problem, now, before = Problem(static, arrays), grown.now, state
+        grown = grown._replace(plan=grown.plan._replace(in_bag=all_rows))
+    problem, plan, before = Problem(static, arrays), grown.plan, state
     trees, words, kept = grown.trees, grown.words, jnp.asarray(True)
     if options.solve:
         trees = _solve(problem, options, rate, state, grown)
@@ -436,12 +438,12 @@ def finish(
         steps, set_steps = grown.state.steps, grown.set_steps
         if static.method.leaf_solver == "guarded":
             kept = _are_kept(problem, state, grown, row_losses)
-    state = advance(problem, state, now, steps)
-    in_bag = now.in_bag if options.bagged else None
+    state = advance(problem, state, plan, steps)
+    in_bag = plan.in_bag if options.bagged else None
     report = report_round(
         problem, options.keep, sets, before, state, set_steps, in_bag, stored.sizes
     )
-    summary = Summary(report.losses, report.improvement, grown.regular, kept)
+    summary = Summary(report.losses, report.improvement, grown.all_finite, kept)
     made = RoundBuffers(pack(summary), report.snapshots, state.parameters, None)
     stored = stored._replace(sizes=None)
     stored = jax.tree.map(partial(_store, entry=entry), stored, made)
@@ -455,18 +457,18 @@ def _solve(problem, options, rate, state, grown):
     """Returns the trees with the values that the leaf solver finds."""
     if options.kind is not None:
         state = state._replace(kinks=state.kinks._replace(kind=options.kind))
-    trees = grown.now, grown.trees, grown.leaf
+    trees = grown.plan, grown.trees, grown.leaf
     return fit_trees(problem, rate, state, *trees, options.pointed)
 
 
 def _are_kept(problem, state, grown, row_losses):
     """Returns whether all Newton steps are good enough."""
-    now = grown.now
+    plan = grown.plan
     if problem.method.share_structure:
-        return are_shared_steps_kept(problem, state, now, grown.trees, grown.leaf[0])
+        return are_shared_steps_kept(problem, state, plan, grown.trees, grown.leaf[0])
 
-    def check(one):
-        each, tree, leaf = one
-        return are_steps_kept(problem, state, now, each, tree, leaf, row_losses)
+    def check(parts):
+        task, tree, leaf = parts
+        return are_steps_kept(problem, state, plan, task, tree, leaf, row_losses)
 
-    return jnp.all(map_scores(check, (now.trees(), grown.trees, grown.leaf)))
+    return jnp.all(map_scores(check, (plan.trees(), grown.trees, grown.leaf)))

@@ -76,7 +76,7 @@ class Setting(NamedTuple):
     """Declaration of a hyperparameter.
 
     Attributes:
-      default: the same in every public function.
+      default: the default value, the same in every public function.
       check: called with name and value; returns the value to use, or raises. None:
         the check needs more than the value, see the comment at the entry.
       meaning: one line; the docstring of :func:`jboost.fit` has the details.
@@ -107,12 +107,12 @@ def _number(**limits: Any) -> Callable[..., Any]:
 
 
 def _one_of(literal: Any) -> Callable[..., Any]:
-    """A check for the words of a ``Literal`` type."""
+    """Returns a check that accepts only the words of a ``Literal`` type."""
     return partial(checks.check_word, words=get_args(literal))
 
 
 def _or(word: str | None, check: Callable[..., Any]) -> Callable[[str, Any], Any]:
-    """A check that accepts a word, or None, as well."""
+    """Returns a check that also accepts a given word, or None."""
 
     def read(name: str, value: Any) -> Any:
         if (value is None or isinstance(value, str)) and value == word:
@@ -126,7 +126,7 @@ def _or(word: str | None, check: Callable[..., Any]) -> Callable[[str, Any], Any
 
 
 def _unless_traced(check: Callable[[str, Any], Any]) -> Callable[[str, Any], Any]:
-    """A check of numbers that are not known yet where they are traced."""
+    """Returns a check that leaves out traced numbers, which are not known yet."""
     return lambda name, value: (
         value if isinstance(value, Tracer) else check(name, value)
     )
@@ -224,7 +224,7 @@ class RoundSettings(TypedDict, total=False):
 
 
 class TableSettings(RoundSettings, total=False):
-    """Those of a run on raw tables; the estimators have them all."""
+    """The hyperparameters of a run on raw tables; the estimators have them all."""
 
     num_rounds: Annotated[int, _static(100, _integer(0),
         "rounds of boosting; each grows a tree for every score")]
@@ -241,7 +241,7 @@ class TableSettings(RoundSettings, total=False):
 
 
 class FitSettings(TableSettings, total=False):
-    """All of them: those of ``fit``, ``cross_validate`` and ``sweep``."""
+    """All hyperparameters: those of ``fit``, ``cross_validate`` and ``sweep``."""
 
     num_scores: Annotated[int, _static(1, _integer(1),
         "K, the scores of a row")]
@@ -252,7 +252,7 @@ class FitSettings(TableSettings, total=False):
 
 @cache
 def declared(kind: type) -> Mapping[str, Setting]:
-    """The entries of one of the classes above, by name."""
+    """Returns the settings that one of the classes above declares, by name."""
     hints = get_type_hints(kind, include_extras=True)
     return {name: hint.__metadata__[0] for name, hint in hints.items()}
 
@@ -270,11 +270,11 @@ class Settings:
         return values[name]
 
     def replace(self, **changes: Any) -> "Settings":
-        """The settings with some values changed, and checked again."""
+        """Returns the settings with some values changed, and checked again."""
         return read_settings({**self.values, **changes})
 
     def with_scores(self, loss: Any, y: Any) -> "Settings":
-        """The settings with the number of scores of a model of these targets."""
+        """Returns the settings with the number of scores that these targets need."""
         return self.replace(num_scores=count_scores(loss, y, self.num_scores))
 
     @property
@@ -296,7 +296,7 @@ def read_settings(given: Mapping[str, Any]) -> Settings:
         ``locals()`` will do; defaults are filled in.
 
     Raises:
-      TypeError, ValueError: for bad values, and for values that exclude each other.
+      TypeError, ValueError: a value is invalid, or two values exclude each other.
     """
     values = {}
     for name, setting in declared(FitSettings).items():
@@ -335,7 +335,7 @@ def takes_settings(function: F) -> F:
 
 
 def explain_settings(docstring: str | None, kind: type) -> str | None:
-    """The docstring with a line for each hyperparameter in place of ``{settings}``."""
+    """Replaces ``{settings}`` in a docstring by a line for each hyperparameter."""
     if docstring is None or _MARK not in docstring:
         return docstring
     before, _, after = docstring.partition(_MARK)

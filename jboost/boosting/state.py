@@ -89,7 +89,7 @@ class Arrays(NamedTuple):
 
 
 class Problem(NamedTuple):
-    """Inputs that stay the same from round to round."""
+    """The inputs of all rounds: a static part, and arrays that programs take."""
 
     static: Static
     arrays: Arrays
@@ -181,7 +181,7 @@ class BoostState(NamedTuple):
         return self._replace(start=scores, steps=jnp.zeros_like(scores))
 
     def __repr__(self) -> str:
-        """Shows its fields: the arrays would fill pages."""
+        """Shows a summary of the fields; the arrays would fill pages."""
         return show_fields(self)
 
 
@@ -243,7 +243,7 @@ def start_state(
         parameters=parameters,
         first_parameters=parameters if loss.reports_first else (),
         pointed=pointed,
-        endless=_are_endless(objective.minimizer, one, data.weights),
+        endless=_are_unbounded(objective.minimizer, one, data.weights),
         weight_unit=find_weight_unit(data.weights),
         known_shares=known_shares(targets, data.weights, len(offset)),
         least_rows=count_least_rows(pointed, objective.kinks, data.weights, targets),
@@ -323,7 +323,7 @@ def _limit_unit(numpy, mean):
 
 
 @elementwise
-def _are_endless(numpy, minimizer, one, weights):
+def _are_unbounded(numpy, minimizer, one, weights):
     if minimizer is None:  # a quadratic loss
         return one == 0
     bounded = numpy.isfinite(minimizer) & (weights > 0)[None, :]
@@ -335,8 +335,8 @@ def own_minimizers(
 ) -> Float[Array, "K N"] | None:
     """Finds each row's own minimizer, where it depends on the row's target alone.
 
-    Weights, and so the folds of a cross-validation, do not matter to it. None where
-    the method does not need it, or where it depends on estimated parameters.
+    It does not depend on weights, and so not on the folds of a cross-validation. The
+    result is None if the method does not need it or it depends on estimated parameters.
     """
     if loss.estimate is not None or not needs_minimizer(loss):
         return None
@@ -348,11 +348,11 @@ def own_minimizers(
 def find_minima(
     objective: Objective, data: Data, minimizer: Float[Array, "K N"] | None = None
 ) -> Objective:
-    """Adds the rows' own minimizers to an objective, and kinks where there are any."""
+    """Adds the rows' own minimizers to an objective, and kinks if there can be any."""
     if minimizer is None:
         minimizer = locate_minimizers(objective, data.weights.shape[0])
     objective = objective._replace(minimizer=minimizer)
-    if objective.loss.straight:
+    if objective.loss.piecewise_linear:
         objective = objective._replace(kinks=find_kinks(objective, data.weights))
     return objective
 

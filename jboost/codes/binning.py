@@ -43,7 +43,6 @@ from jboost.tables.sparse import Absent, SparseMatrix, check_absent, check_gaps
 _CELLS = 2**19  # of the histogram of a node
 _BINS_FOR_CATEGORIES = 16  # times max_bins
 _FEW_CELLS = 2**20  # up to here a GPU takes codes sooner than it compiles a program
-_FEW_VALUES = 50_000  # up to here NumPy is faster than compiling a call of a kernel
 
 
 @on_host("fit bins first and call jb.apply_bins there")

@@ -25,8 +25,8 @@ class Bins:
     """Thresholds per feature.
 
     Attributes:
-      thresholds: ascending along a row and padded with +inf; the last column is
-        always +inf, so that every value has a code.
+      thresholds: one row per feature, ascending and padded with +inf; the last column
+        is always +inf, so that every value has a code.
       absent: how entries that a sparse matrix does not store are read: "missing" or
         "zero"; None if the bins were fitted to dense rows without this choice.
       categories: the categorical features, or None if there are none. Their thresholds
@@ -38,7 +38,7 @@ class Bins:
     categories: Categories | None = None
 
     def __repr__(self) -> str:
-        """Its sizes: the thresholds would fill pages."""
+        """Shows the sizes; the thresholds would fill pages."""
         if not hasattr(self.thresholds, "shape"):  # while JAX builds trees of others
             return "Bins(...)"
         found = f"num_features={self.num_features}, num_bins={self.num_bins}"
@@ -48,16 +48,16 @@ class Bins:
 
     @property
     def num_features(self) -> int:
-        """F."""
+        """The number of features, F."""
         return self.thresholds.shape[0]
 
     @property
     def num_bins(self) -> int:
-        """Returns the number of codes, including the missing one."""
+        """The number of codes of a feature, B, including the code of missing values."""
         return self.thresholds.shape[1] + 1
 
     @property
     def schema(self) -> Schema:
-        """Returns the schema that tables to bin must match; it holds no names."""
+        """The schema that tables must match to be binned; it holds no names."""
         values = column_values(self.categories, self.num_features)
         return Schema(None, values, compared=False)

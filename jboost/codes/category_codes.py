@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gives categories codes.
+"""Assigns codes to categories.
 
 In: a matrix, and the indices of its categorical columns. Out: Categories; the heaviest
 category of a feature has code 1, the next one code 2, and so on.
@@ -61,10 +61,10 @@ def fit_categories(
     known: Categories | None = None,
     feature_names: Sequence[str] | None = None,
 ) -> Categories:
-    """Gives the categories of each feature codes, the heaviest first.
+    """Assigns codes to the categories of each feature, the heaviest first.
 
-    If there are more than ``max_codes``, the lightest share the last code. Among equal
-    weights, the smaller value comes first. Rows of weight 0 are ignored.
+    If there are more than ``max_codes`` categories, the lightest share the last code.
+    Among equal weights, the smaller value comes first. Rows of weight 0 are ignored.
 
     Args:
       matrix: the categorical columns, checked by
@@ -78,7 +78,7 @@ def fit_categories(
       feature_names: the names of the columns of x, for errors.
 
     Raises:
-      ValueError: values are too large, or new ones have no name or no code is left.
+      ValueError: a value is too large; a new category has no name; no code is left.
     """
     if weight is not None:
         matrix, weight = matrix[weight > 0], weight[weight > 0]

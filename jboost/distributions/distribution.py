@@ -55,8 +55,8 @@ class Distribution:
     def icdf(self, q: Any) -> Array:
         """Returns the q-quantile: the smallest number with a cdf of at least q.
 
-        Found by bisection of the ordered bit patterns of float32, unless it has a
-        closed form; then it has no derivative.
+        Distributions without a closed form find it by bisection of the ordered bit
+        patterns of float32; it then has no derivative.
 
         Args:
           q: probabilities in (0, 1); their shape broadcasts with the parameters.

@@ -23,7 +23,7 @@ _LARGEST_LOGIT = 20.0  # no weight of a component is 0
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class NormalMixture(Distribution):
-    """A mixture of M normal distributions; its fields have an axis of M behind."""
+    """A mixture of M normal distributions; the last axis of its fields has length M."""
 
     locs: Array
     scales: Array
@@ -36,7 +36,7 @@ class NormalMixture(Distribution):
 
     @property
     def mean(self) -> Array:
-        """The mean, sum of weights times locs."""
+        """The mean, which is the sum of weights times locs."""
         return jnp.sum(self.weights * self.locs, axis=-1)
 
     @property
@@ -83,7 +83,7 @@ def normal_mixture(score: Float[Array, " K"]) -> NormalMixture:
     same scores differ.
 
     Raises:
-      ValueError: K + 1 is no multiple of 3.
+      ValueError: K + 1 is not a multiple of 3.
 
     Example:
       >>> import jax.numpy as jnp, jboost as jb

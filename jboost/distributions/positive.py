@@ -54,7 +54,7 @@ _MOMENTS = (
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class LogNormal(Distribution):
-    """exp of a normal distribution with mean ``loc`` and deviation ``scale``."""
+    """exp of a normal variable with mean ``loc`` and standard deviation ``scale``."""
 
     loc: Array
     scale: Array
@@ -103,7 +103,7 @@ class LogNormal(Distribution):
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Gamma(Distribution):
-    """The gamma distribution by ``mean`` and ``concentration``, its shape k.
+    """The gamma distribution, given by ``mean`` and ``concentration`` (the shape k).
 
     The variance is mean^2 / k.
     """
@@ -147,7 +147,7 @@ class Gamma(Distribution):
         return draw_gamma(key, k, self.mean / k)
 
     def fisher_information(self) -> Array:
-        """Returns the information of one value about the fields, [2, 2, *shape]."""
+        """Returns the information of one value about the two fields, [2, 2, *shape]."""
         k = self.concentration
         of_shape = trigamma_excess(k) / jnp.square(k)
         return matrix(k / jnp.square(self.mean), 0.0, of_shape)
@@ -215,7 +215,7 @@ class Weibull(Distribution):
         return keep_positive(jnp.exp(jnp.log(self.scale) + power))
 
     def fisher_information(self) -> Array:
-        """Returns the information of one value about the fields, [2, 2, *shape]."""
+        """Returns the information of one value about the two fields, [2, 2, *shape]."""
         scale, k = self.scale, self.concentration
         rest = 1 - float(jnp.euler_gamma)
         own = jnp.square(k / scale)
@@ -224,7 +224,7 @@ class Weibull(Distribution):
         return matrix(own, both, of_shape)
 
     def _log_ratio(self, value):
-        """Returns log(value / scale), to its last digits."""
+        """Returns log(value / scale), accurate to the last digits."""
         excess = divide(value - self.scale, self.scale)
         near = jnp.abs(excess) < 0.3
         far = jnp.log(value) - jnp.log(self.scale)
@@ -234,10 +234,10 @@ class Weibull(Distribution):
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Beta(Distribution):
-    """The beta distribution by ``mean`` m and ``concentration`` c.
+    """The beta distribution, given by its ``mean`` m and ``concentration`` c.
 
     Its usual parameters are m c and (1 - m) c; the variance is m (1 - m) / (1 + c).
-    ``logit`` is that of the mean, which float32 cannot tell from 1 above 17.
+    ``logit`` is that of the mean: above 17, float32 cannot tell the mean from 1.
     """
 
     logit: Array
@@ -284,7 +284,7 @@ class Beta(Distribution):
         return draw_beta(key, *self._powers())
 
     def fisher_information(self) -> Array:
-        """Returns the information of one value about the fields, [2, 2, *shape]."""
+        """Returns the information of one value about the two fields, [2, 2, *shape]."""
         m, rest, c = self.mean, self._rest, self.concentration
         first, second = self._powers()
         # a^2 psi'(a) = excess + a; outside of ``own`` the terms without excess cancel.

@@ -284,7 +284,7 @@ def hint_metric(name: str, known: Iterable[str], truncated: Iterable[str]) -> st
 
 
 def positional_names(function) -> list[str] | None:
-    """Returns the names of positional parameters; None if they are unknown."""
+    """Returns the names of a function's positional parameters; None if unknown."""
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     try:
         parameters = inspect.signature(function).parameters.values()
@@ -294,10 +294,10 @@ def positional_names(function) -> list[str] | None:
 
 
 def takes_mask(function: Any, *, required: bool = False) -> bool:
-    """Checks whether a function names ``where``, as those of groups of rows do.
+    """Checks whether a function has an argument ``where``, as for groups of rows.
 
     Args:
-      required: whether it must have no default.
+      required: whether to demand that the argument has no default.
     """
     try:
         where = inspect.signature(function).parameters.get("where")

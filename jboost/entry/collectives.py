@@ -80,12 +80,12 @@ def least(values: Array) -> Array:
 def exchange(
     sums: list[Array], extremes: list[Array]
 ) -> tuple[list[Array], list[Array]]:
-    """Applies :func:`total` and :func:`most` to several arrays by one collective.
+    """Applies :func:`total` and :func:`most` to several arrays in one collective.
 
     Args:
-      sums: integers.
-      extremes: float32. Next to sums, the bits of each shard have a place of their own
-        in the sum.
+      sums: integers to add.
+      extremes: float32 numbers to take the greatest of. If there are sums, too, the
+        bits of each shard are sent in a place of their own of one long sum.
     """
     shards = current_shards()
     if shards is None:
@@ -119,7 +119,7 @@ def every(condition: Bool[Array | np.ndarray | np.bool, "*s"]) -> Any:
 
 
 def gather(values: Array) -> Array:
-    """Concatenates the values of all shards, in their order, along the first axis."""
+    """Concatenates the values of all shards, in shard order, along the first axis."""
     shards = current_shards()
     if shards is None:
         return values
@@ -156,7 +156,7 @@ def count_rows(num_rows: int) -> int:
 
 
 def real_rows(num_rows: int) -> Bool[Array, " n"]:
-    """Returns which rows of this shard are no padding."""
+    """Returns a mask of this shard's rows that are not padding."""
     index = jnp.arange(num_rows, dtype=jnp.int32)
     shards = current_shards()
     if shards is None:

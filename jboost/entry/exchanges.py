@@ -3,7 +3,7 @@
 
 In: values of one process. Out: those of all processes. The functions do nothing outside
 :func:`use_processes`, and every process must call them in the same order. Each begins
-by exchanging whether a process has failed: one that raises an error, wherever that is,
+by exchanging whether a process has failed: a process that raises an error anywhere
 takes part in the exchange that the others come to next, and all raise its error.
 """
 
@@ -59,7 +59,7 @@ def use_processes(together: bool) -> Iterator[None]:
 
 
 def has_failed() -> bool:
-    """Returns whether an error that was raised here is that of the whole run."""
+    """Returns whether the run of several processes around this call has failed."""
     run = _together.get()
     return run is not None and run.failed
 
@@ -118,7 +118,7 @@ def _names_process(text):
 
 
 def num_processes() -> int:
-    """Returns how many processes train the model."""
+    """Returns the number of processes that train the model."""
     return 1 if _together.get() is None else jax.process_count()
 
 
@@ -128,7 +128,7 @@ def process_number() -> int:
 
 
 def has_lost_others(error: Exception) -> bool:
-    """Returns whether an error tells that an exchange with other processes failed.
+    """Returns whether an error means that an exchange with other processes failed.
 
     JAX raises a JaxRuntimeError where it waits for a result, and a ValueError with the
     same text where it starts a program.
@@ -151,7 +151,7 @@ def total_of_processes(values: UInt64[np.ndarray, "*s"]) -> UInt64[np.ndarray, "
     if num_processes() == 1:
         return values
     meet()
-    # JAX may be without integers of 64 bits.
+    # 64-bit integers may be disabled in JAX.
     words = np.asarray(multihost_utils.process_allgather(values.view(np.uint32)))
     whole = np.ascontiguousarray(words).view(np.uint64)
     return np.asarray(np.sum(whole, axis=0, dtype=np.uint64))
@@ -180,10 +180,10 @@ def _add_processes(mesh, values):
 
 
 def gather_numbers(number: int) -> list[int]:
-    """Returns a number of every process, in order of rank.
+    """Gathers one number from every process, in order of rank.
 
     Raises:
-      Exception: that of a process which has failed.
+      Exception: the error of a process that has failed.
     """
     if num_processes() == 1:
         return [number]
@@ -197,8 +197,8 @@ def gather_numbers(number: int) -> list[int]:
 def meet() -> None:
     """Raises the error of a process that has failed since the last exchange.
 
-    Programs that exchange values on the devices must be preceded by it, or by another
-    exchange of the host, if something may have failed on one process alone.
+    If something may have failed on one process alone, call it (or make another exchange
+    on the host) before a program that exchanges values between devices.
     """
     gather_numbers(0)
 
@@ -222,7 +222,7 @@ def gather_tables(tables: Any) -> Any:
 
 
 def gather_texts(text: str) -> list[str]:
-    """Returns a text of every process, in order of rank."""
+    """Gathers one text from every process, in order of rank."""
     content = np.frombuffer(text.encode(), np.uint8)
     ends = np.cumsum(gather_numbers(len(content)))
     parts = np.split(gather_tables(content), ends[:-1])
@@ -276,10 +276,10 @@ def run_on_first(function: Callable[[], bytes | None]) -> bytes | None:
 
 
 def awaits_preemption() -> bool:
-    """Returns whether JAX handles SIGTERM, as a notice that machines are taken away.
+    """Returns whether JAX handles SIGTERM as a notice that a machine is taken away.
 
-    It does if ``jax.config.update("jax_enable_preemption_service", True)`` came before
-    ``jax.distributed.initialize``.
+    It does if ``jax.config.update("jax_enable_preemption_service", True)`` was called
+    before ``jax.distributed.initialize``.
     """
     enabled = jax.config.jax_enable_preemption_service  # type: ignore[attr-defined]
     return bool(enabled) and jax.distributed.is_initialized()
@@ -288,7 +288,7 @@ def awaits_preemption() -> bool:
 def is_preempted() -> bool:
     """Returns whether a process of this run got a notice of preemption.
 
-    All processes must ask equally often, and are told at the same call; see
+    All processes must ask equally often; they get the notice at the same call. See
     ``jax.experimental.multihost_utils.reached_preemption_sync_point``.
     """
     # Processes that train models of their own ask at different times.

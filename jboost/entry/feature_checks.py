@@ -69,7 +69,7 @@ def list_features(features: Any, feature_names: Any = None) -> list[Any]:
 
 
 def _suggest(label, names):
-    """Returns the name that a misspelled one may mean, for the end of an error."""
+    """Returns a hint at the name closest to a misspelled one; "" if none is close."""
     close = difflib.get_close_matches(label.lower(), [n.lower() for n in names], n=1)
     meant = [each for each in names if each.lower() in close]
     return f"; did you mean {meant[0]!r}?" if meant else ""

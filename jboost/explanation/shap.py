@@ -125,7 +125,7 @@ def explain(
 
 
 def _explain_in_xla(rows, trees, leaves, points, *, max_depth, pairs):
-    """Computes the same in plain XLA; this is the reference for the CPU kernels.
+    """Computes :func:`explain` in plain XLA; this is the reference for the kernels.
 
     Processes rows in blocks to bound memory. Each block needs arrays [M, P, rows] and,
     for interactions, [K, F, F, rows]; it has as many rows as fit in 8 MiB, at least
@@ -401,7 +401,7 @@ def _add_pairs(edges, open_, product, num_features, max_depth):
 def fill_diagonal(
     pairs: Float[Array, "F F N"], values: Float[Array, "F N"]
 ) -> Float[Array, "F F N"]:
-    """Sets the diagonal so that the rows of interactions sum to the values."""
+    """Sets the diagonal so that the interactions of each feature sum to its value."""
     index = jnp.arange(values.shape[0], dtype=jnp.int32)
     return pairs.at[index, index].set(values - jnp.sum(pairs, axis=1))
 
@@ -518,7 +518,7 @@ def shap_interactions(
       [N, F, F], or [N, F, F, K] for K > 1 scores per row: N F^2 K numbers.
 
     Raises:
-      TypeError, ValueError: as :func:`shap_values`.
+      TypeError, ValueError: the errors of :func:`shap_values`.
 
     Example:
       >>> import numpy as np, jboost as jb

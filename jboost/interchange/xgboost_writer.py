@@ -80,7 +80,7 @@ def write_xgboost(
     Three inputs are treated differently by XGBoost:
 
     - An integer category of a matrix that training did not see counts as missing in
-      jboost, while XGBoost sends it to the left. For values up to the largest of
+      jboost, while XGBoost sends it to the left. For values up to the largest one in
       training, the file makes both agree. For larger values, they differ in nodes that
       send missing values to the right.
     - XGBoost rejects infinite values.

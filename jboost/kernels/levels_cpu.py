@@ -161,13 +161,13 @@ def start_rows(
     uniform: bool,
     into: PartRows | None = None,
 ) -> PartRows:
-    """Rounds the rows of a part to integers, and puts those in the bag in slot 0.
+    """Rounds a part's derivatives to integers, and puts its rows in the bag in slot 0.
 
     Args:
       in_bag: how many times each row counts; 0 for rows outside the bag.
-      scale, stochastic: see :class:`jboost.numerics.exact.FixedPoint`.
+      scale, stochastic: the fields of :class:`jboost.numerics.exact.FixedPoint`.
       first_row: the number of the part's first row.
-      uniform: all rows in the bag have the same curvature; its integer is 1.
+      uniform: whether all rows in the bag have one curvature; its integer is then 1.
       into: NumPy arrays that are overwritten with the result.
     """
     operands = gradient, curvature, in_bag, seed, scale, stochastic, first_row
@@ -258,7 +258,7 @@ def find_level(
 
 
 def count_pairs(level: int, num_slots: int) -> int:
-    """Returns how many nodes of a level must be summed at most."""
+    """Returns the greatest number of nodes of a level that must be summed."""
     return max(1, min(2**level, num_slots) // 2)
 
 
@@ -299,7 +299,7 @@ def route_and_sum(
     level: int,
     max_depth: int,
 ) -> tuple[PartRows, Int32[AnyArray, " N"], Int32[AnyArray, "P C F B"]]:
-    """Does :func:`route_rows` and then :func:`sum_slots` by one call.
+    """Runs :func:`route_rows` and then :func:`sum_slots` in one call.
 
     Args:
       codes: codes by feature and codes by row.
@@ -328,7 +328,7 @@ def find_leaves(
 
     Args:
       codes: codes by feature or by row.
-      skip: which rows keep their present leaf.
+      skip: mask of the rows that keep their present leaf.
     """
     operands = (codes, feature, threshold, missing_left, skip, leaf)
     return _call("find_leaves", _like(leaf), *operands, aliases={5: 0})

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls of the kernels: chosen, and registered with XLA.
+"""Chooses kernels, registers them with XLA, and calls them.
 
 In: the library that was built. Out: ``choose``, which picks between the ways to do an
 operation, and ``call``, one FFI call.
@@ -65,7 +65,7 @@ def _warn_of_missing_kernels():
 
 
 def best_isa() -> str:
-    """Returns the best instruction set for the kernels on this processor."""
+    """Returns the best instruction set of the kernels that this processor supports."""
     assert _library is not None
     return ISAS[_library.jboost_best_isa()]
 
@@ -118,8 +118,8 @@ def check_implementation(implementation: str | None) -> None:
     """Checks that an implementation is known and can run.
 
     Raises:
-      ValueError: neither None nor one of ``IMPLEMENTATIONS``, "cpu" where the kernels
-        were not built, or "cuda" where no GPU can run its kernels.
+      ValueError: it is neither None nor one of ``IMPLEMENTATIONS``; it is "cpu" and the
+        kernels were not built, or "cuda" and no GPU can run its kernels.
     """
     known = isinstance(implementation, str) and implementation in IMPLEMENTATIONS
     if implementation is not None and not known:
@@ -374,7 +374,7 @@ def _relay(address):
 
 
 def resolve_implementation(array: Array) -> AbstractContextManager[None]:
-    """Replaces None by the implementation that it stands for where ``array`` is.
+    """Replaces None by the implementation that it stands for on the array's devices.
 
     Programs that are called at once are lowered for the platform of their operands
     alone, so that only one implementation needs to be traced.

@@ -2,7 +2,7 @@
 """Prediction by the CPU kernels of native/predict.h.
 
 In: the rows of a matrix as flat memory, trees on raw thresholds. Out: scores, scores by
-round, leaves; the same to the bit as those of ``jboost.model.ensemble`` in plain XLA.
+round, leaves; the same to the bit as those of ``jboost.model.scores`` in plain XLA.
 """
 
 from dataclasses import dataclass, field

@@ -24,7 +24,7 @@ _SERIAL = 2**17  # steps below which threads cost more than they save
 
 
 class ReadyModel:
-    """Holds a model in the memory of the kernels."""
+    """Holds a model that the kernels have checked and prepared, in their memory."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class ReadyModel:
             num_features=rows.num_features, max_depth=max_depth,
         ).view(np.int64)[0]  # fmt: skip
         self._address, self._memory = int(address), operands
-        self._operand: Any = None  # the same for compiled programs
+        self._operand: Any = None  # the address, for compiled programs
         finalize(self, find_function("close_model"), self._address).atexit = False
         self._predict_here = find_function("predict_here")
         num_rounds, num_trees = trees.feature.shape[:2]
@@ -88,9 +88,9 @@ class ReadyModel:
         return self._call(answer, rows.shape[0], words, memory)
 
     def predict_again(self, rows: np.ndarray) -> jax.Array | None:
-        """Returns scores of few rows of a shape that repeats; None for other rows.
+        """Returns the scores of few rows if their shape is frequent; otherwise None.
 
-        A compiled program takes less time than making a JAX array afterwards.
+        A compiled program is then faster than :meth:`run` and a copy into a JAX array.
         """
         if self._index is not None or rows.size > _FEW:
             return None
@@ -130,7 +130,7 @@ class ReadyModel:
 
 
 class _Kind:
-    """Calls of one shape."""
+    """The number of calls with rows of one shape, and a program for such rows."""
 
     def __init__(self, num_rows, scores):
         size = num_rows * math.prod(scores)

@@ -18,7 +18,7 @@ _MOST_ROWS = 2**15  # of a block, so that sums of 16 bits fit 31
 def sum_keys(
     values: Int32[Array, "N C"], keys: Int32[Array, " N"], num_keys: int
 ) -> Int32[Array, "G C"]:
-    """Sums rows of ``values`` by key; rows with another key are left out."""
+    """Sums rows of ``values`` by key; leaves out keys outside 0 to num_keys - 1."""
     num_rows, channels = values.shape
     copies = count_copies(num_keys * channels)
     blocks, rows = divide_rows(num_rows, BLOCKS)
@@ -44,7 +44,7 @@ def sum_terms(
     :func:`jboost.kernels.sums_xla.split_weights` for the product with a weight.
 
     Returns:
-      low + high * 2^32: two words of low, two of high, which has a sign.
+      Four words for low + high * 2^32: two of low, then two of high, which is signed.
     """
     num_sums, num_rows = values.shape
     blocks, rows = divide_rows(num_rows, BLOCKS)
@@ -66,7 +66,7 @@ def sum_terms_by_key(
     weights: Float[Array, " N"] | None,
     num_keys: int,
 ) -> UInt32[Array, "C G 4"]:
-    """Computes :func:`sum_terms` by key; rows with another key are left out."""
+    """Computes :func:`sum_terms` by key; leaves out keys outside 0 to num_keys - 1."""
     channels, num_rows = values.shape
     copies = count_copies(3 * num_keys)
     rows = min(divide_rows(num_rows, BLOCKS)[1], _MOST_ROWS)

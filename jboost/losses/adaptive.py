@@ -116,8 +116,8 @@ def weighted_quantile(
     """Returns the smallest value v with sum(weights[values <= v]) >= q sum(weights).
 
     Bisects the ordered bit patterns of float32 (32 passes over the rows), which is
-    exact and much cheaper than sorting inside a compiled loop. The derivative is that
-    of the value, the weighted mean of equal ones; 0 in weights and q.
+    exact and much cheaper than sorting inside a compiled loop. The derivative is the
+    weighted mean of those of the values equal to v; in weights and q, it is 0.
     """
     check_parameter("q", q, partial(check_number, least=0, most=1))
     values = jnp.asarray(values, jnp.float32)
@@ -239,7 +239,7 @@ def estimate_variances(scores, targets, weights, groups) -> Variances:
         return jnp.maximum(found, jnp.finfo(jnp.float32).tiny)
 
     def rises(log_ratio):
-        """Whether a larger ratio is more likely."""
+        """Returns whether a larger ratio is more likely."""
         share = size / (1 + jnp.exp(log_ratio) * size)
         gain = jnp.sum(jnp.square(share * mean)) / find_residual(jnp.exp(log_ratio))
         return gain > jnp.sum(share)
@@ -285,8 +285,8 @@ def predict_intercepts(
 ) -> Float[Array, " N"]:
     """Returns the expected intercept of each row's group, given its targets.
 
-    t^2 n m / (s^2 + n t^2), with the mean m of the group's residuals: the best linear
-    unbiased prediction.
+    It is t^2 n m / (s^2 + n t^2), with the mean m of the group's residuals: the best
+    linear unbiased prediction.
 
     Args:
       scores: [N].
@@ -324,7 +324,7 @@ def predict_intercepts(
 
 
 def _number_groups(groups):
-    """Returns numbers from 0 to N - 1 for ids of any kind; traced ones are numbers."""
+    """Returns numbers from 0 to N - 1 for ids of any kind; traced ids must be such."""
     if isinstance(groups, Tracer):
         return groups
     return jnp.asarray(number_ids(read_ids(groups))[0], jnp.int32)

@@ -68,7 +68,7 @@ def _differentiate_slopes(primals, tangents):
 
 
 def find_lead(scores, weights):
-    """Returns by how much the score that should be higher is, [T, G]."""
+    """Returns the score that should be higher minus the other one, [T, G]."""
     lead = _subtract(scores, len(weights))
     return jnp.where(weights < 0, -lead, lead)
 
@@ -81,12 +81,12 @@ def sum_once(values):
 
 
 def _subtract(values, first):
-    """Returns the differences [T, G] of the first T values to all."""
+    """Returns the differences [T, G]: each of the first T values minus each value."""
     return values[:first, None] - values[None, :]
 
 
 def _sum_by_row(values):
-    """Sums values [T, G] of pairs, where that of (j, i) is the negative, to [G]."""
+    """Sums antisymmetric values [T, G] of pairs, v_ji = -v_ij, over j to [G]."""
     first, size = values.shape
     sums = jnp.sum(values, axis=1)
     if first == size:
@@ -154,10 +154,10 @@ def listwise_softmax(scores, targets, *, where=None):
 
 @built_in()
 def xendcg(scores, targets, *, key, where=None):
-    """Returns the softmax cross-entropy to labels 2^target - u with random u.
+    """Returns the softmax cross-entropy with labels 2^target - u for random u.
 
-    -sum_i p_i log softmax(scores)_i, p_i = (2^y_i - u_i) / sum_j (2^y_j - u_j), where
-    each u_i is drawn from U(0, 1) whenever the loss is computed.
+    It is -sum_i p_i log softmax(scores)_i with p_i = (2^y_i - u_i) / sum_j (2^y_j -
+    u_j). Each u_i is drawn from U(0, 1) whenever the loss is computed.
 
     Args:
       scores: [G].
@@ -223,7 +223,7 @@ def approx_ndcg(scores, targets, *, where=None, temperature=0.1):
     """Returns 1 - NDCG with smooth ranks.
 
     NDCG = sum_i gain_i / log2(1 + rank_i) / ideal, where rank_i = 1 + sum_{j != i}
-    sigmoid((s_j - s_i) / temperature). Not convex.
+    sigmoid((s_j - s_i) / temperature). The loss is not convex.
 
     Args:
       scores: [G].
@@ -285,7 +285,7 @@ def _cross_entropy(scores, labels, real):
 Normalize = Literal["none", "scores", "sum", "both"]
 
 _COUNTED = 256  # rows; up to here counting is faster than sorting in XLA on a CPU
-_MANY = 2  # times the truncation level; more documents than that are sorted
+_MANY = 2  # documents are sorted if there are more than this times the truncation level
 
 
 def _check_depth(name, at):
@@ -305,14 +305,14 @@ def lambda_rank(
     pairs with a document among the first ``at`` count. Documents of equal score are
     ranked in the order of the rows.
 
-    The weights count as constants, so the gradient of the loss are the lambdas; the
-    loss itself may rise while NDCG improves.
+    The weights count as constants, so the gradient of the loss consists of the lambdas;
+    the loss itself may rise while NDCG improves.
 
     Args:
       scores: [G].
       targets: [G], relevances from 0 to 100.
       where: bool [G], the real rows; all by default.
-      at: the truncation level; None for all ranks. Cost and memory are at x G.
+      at: the truncation level; None for all ranks. Time and memory grow as at x G.
       normalize: "scores" divides each weight by 0.01 + |s_i - s_j| (unless all scores
         are equal); "sum" multiplies the loss by log2(1 + S) / S, where S is the sum of
         |lambda| over all pairs and both of their documents; "both" does both, as
@@ -360,7 +360,7 @@ def lambda_rank(
 
 
 def _find_ranks(keys):
-    """Returns how many rows come before each; ties in the order of the rows."""
+    """Returns how many rows come before each one; ties keep the order of the rows."""
     row = jnp.arange(len(keys), dtype=jnp.int32)
     key, other = keys[:, None], keys[None, :]
     before = (other < key) | ((other == key) & (row[None, :] < row[:, None]))
@@ -368,7 +368,7 @@ def _find_ranks(keys):
 
 
 def _find_order(keys):
-    """Returns the rows in increasing order of their keys; ties in order of the rows."""
+    """Returns the rows in increasing order of their keys; ties keep their order."""
     size = len(keys)
     row = jnp.arange(size, dtype=jnp.int32)
     if size > _COUNTED:

@@ -37,8 +37,8 @@ def auc(
 ) -> Float[Array, ""]:
     """Returns the area under the ROC curve (``roc_auc_score``); larger is better.
 
-    For K > 2 classes, it is the mean of one-vs-rest; for targets [N, K], labels with
-    NaN where unknown, the mean over the labels. NaN if a class has no rows.
+    For K > 2 classes, it is the mean of one-vs-rest. For targets [N, K], which may be
+    NaN where unknown, it is the mean over the labels. It is NaN if a class has no rows.
 
     Example:
       >>> import jboost as jb
@@ -60,8 +60,8 @@ def average_precision(
     """Returns sum_n (R_n - R_{n-1}) P_n (``average_precision_score``).
 
     Larger is better. P_n and R_n are precision and recall at the n-th threshold. For
-    K > 2 classes, it is the mean of one-vs-rest; for targets [N, K], labels with NaN
-    where unknown, the mean over the labels.
+    K > 2 classes, it is the mean of one-vs-rest. For targets [N, K], which may be NaN
+    where unknown, it is the mean over the labels.
     """
     if np.ndim(targets) == 2:
         return average_labels(average_precision, scores, targets, weights, inverse_link)
@@ -100,7 +100,7 @@ def _auc_of_two(scores, positive, weights):
 
 
 def _precision_of_two(scores, positive, weights):
-    """Averages over positives the precision among rows ranked at least as high."""
+    """Returns the mean over positives of the precision down to their own rank."""
     hits, misses, _, last = _sort_scores(scores, positive, weights, descending=True)
     found, false = _sums_before(hits)[last + 1], _sums_before(misses)[last + 1]
     precision = jnp.where(hits > 0, found / (found + false), 0)
@@ -313,7 +313,7 @@ def concordance_index(
 
     A pair (i, j) counts if i had the event before j's time, or at the same time and j
     was censored then. Pairs of equal scores count 1/2. Each pair has weight w_i w_j.
-    Same as ``sksurv.metrics.concordance_index_censored``.
+    ``sksurv.metrics.concordance_index_censored`` gives the same number.
 
     Args:
       scores: [G]; larger scores mean higher risk. Negate predicted times.

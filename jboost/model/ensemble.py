@@ -224,7 +224,7 @@ class Ensemble(Model):
         return self
 
     def nodes(self, rounds: slice = slice(None)) -> Nodes:
-        """Returns the nodes of all trees, or of some rounds, T = R * K.
+        """Returns the nodes of all trees, or of some rounds: T = R * K trees.
 
         A tree that K scores share is listed K times, each time with the leaf values and
         sums of one score.
@@ -233,7 +233,7 @@ class Ensemble(Model):
 
     @property
     def is_split(self) -> Bool[Array, "R S I"]:
-        """Which nodes are split; the others send all rows left, including NaN."""
+        """Mask of the nodes that are split; others send all rows left, even NaN."""
         if isinstance(self.threshold, Tracer) or isinstance(self.missing_left, Tracer):
             return ~((self.threshold == np.inf) & self.missing_left)
         threshold, missing_left = map(np.asarray, (self.threshold, self.missing_left))
@@ -292,7 +292,7 @@ def to_ensemble(trees: BoostedTrees, bins: Bins) -> Ensemble:
 
 @traceable
 def truncate(model: Ensemble, num_rounds: int, *, first: int = 0) -> Ensemble:
-    """Returns the model of ``num_rounds`` rounds, from round ``first`` on.
+    """Returns the model with only ``num_rounds`` rounds, beginning with ``first``.
 
     The initial score stays: scores are ``init_score`` plus the leaf values of these
     rounds alone.
@@ -333,7 +333,7 @@ def read_model(model: Any) -> Ensemble:
 
     Raises:
       TypeError: ``model`` is neither an Ensemble nor a RegressionTree.
-      ValueError: it is several models, stacked by ``jax.vmap``.
+      ValueError: ``model`` is several models, stacked by ``jax.vmap``.
     """
     if not isinstance(model, Model):
         raise TypeError(
@@ -349,8 +349,8 @@ def check_model(model: Any) -> None:
     """Checks that ``model`` is a single Ensemble.
 
     Raises:
-      TypeError: it is something else.
-      ValueError: it is several models, stacked by ``jax.vmap``.
+      TypeError: ``model`` is something else.
+      ValueError: ``model`` is several models, stacked by ``jax.vmap``.
     """
     if not isinstance(model, Ensemble):
         raise TypeError(f"model must be an Ensemble, got {describe_model(model)}")

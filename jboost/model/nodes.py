@@ -51,17 +51,17 @@ class Nodes(NamedTuple):
 
     @property
     def is_leaf(self) -> Bool[np.ndarray, "*T M"]:
-        """Which nodes are leaves."""
+        """Mask of the nodes that are leaves."""
         return self.left == LEAF
 
     @property
     def is_split(self) -> Bool[np.ndarray, "*T M"]:
-        """Which nodes are split; the other inner nodes pass all rows to the left."""
+        """Mask of the nodes that are split; other inner nodes send all rows left."""
         return ~self.is_leaf & ~((self.threshold == np.inf) & self.missing_left)
 
 
 def list_nodes(model: Any, rounds: slice = slice(None)) -> Nodes:
-    """Returns the nodes of all trees of an Ensemble, T = R * K, round by round.
+    """Returns the nodes of the T = R * K trees of an Ensemble, round by round.
 
     A tree that K scores share is listed for each of them, with its leaves.
 
@@ -97,7 +97,7 @@ def list_nodes(model: Any, rounds: slice = slice(None)) -> Nodes:
         return np.where(mask, np.asarray(fill, array.dtype), array)
 
     def leaves(array):
-        """Values of leaves, 0 in other nodes."""
+        """Returns the values of leaves, and 0 for other nodes."""
         array = flat(array)
         return np.where(has_value, array[:, source], array.dtype.type(0))
 
@@ -156,13 +156,13 @@ def _link_heaps(split):
 
 
 def _levels(num_nodes):
-    """The slices of a heap's levels, from the root down."""
+    """Returns the slices of a heap's levels, from the root down."""
     depth = (num_nodes + 1).bit_length() - 1
     return [slice(2**level - 1, 2 ** (level + 1) - 1) for level in range(depth)]
 
 
 def _sum_heaps(sums, left):
-    """Gives each inner node of heaps the sum of its children."""
+    """Sets each inner node of heaps to the sum of its children."""
     for above, below in reversed([*pairwise(_levels(left.shape[1]))]):
         pairs = sums[:, below]
         sums[:, above] += pairs[:, 0::2] + pairs[:, 1::2]
@@ -170,7 +170,7 @@ def _sum_heaps(sums, left):
 
 
 def _sum_linked(sums, left):
-    """Gives each inner node of linked trees the sum of its children."""
+    """Sets each inner node of linked trees to the sum of its children."""
     tree = np.arange(len(sums))
     # Children have higher indices than their parent.
     for node in range(left.shape[1] - 2, -1, -1):

@@ -36,7 +36,7 @@ _FEW_NODES, _FEW_LEVELS = 64, 8  # smallest sizes of a padded single tree
 
 
 class Task(NamedTuple):
-    """A checked call of prediction.
+    """A checked and prepared call of a prediction function.
 
     Attributes:
       model: a ReadyModel for predictions by the kernels, else an Ensemble with only
@@ -45,7 +45,7 @@ class Task(NamedTuple):
       num_rows: the number of rows that the user passed.
       size: the number of rows, padding included.
       num_rounds: the model's rounds, without padding.
-      on_host: whether the kernels may read the rows at once, in NumPy memory.
+      on_host: whether the kernels read the rows directly, in NumPy memory.
       sharding: the sharding of results that are computed on the host; None for the
         default device.
     """
@@ -67,7 +67,7 @@ class Task(NamedTuple):
         return pad(offset, ((0, self.size - self.num_rows), (0, 0)))
 
     def score_again(self) -> Any:
-        """Returns the scores of few rows of a shape that repeats; None for others."""
+        """Returns the scores of few rows if their shape is frequent; otherwise None."""
         if not isinstance(self.model, ReadyModel) or self.sharding is not None:
             return None
         return self.model.predict_again(self.rows)
@@ -86,7 +86,7 @@ class Task(NamedTuple):
 def prepare(
     model: Ensemble, x: Any, offset: Any = None, *, explain: bool = False
 ) -> Task:
-    """Checks the arguments, and pads or borrows the rows.
+    """Checks the arguments; the kernels get the rows as they are, XLA gets them padded.
 
     Args:
       model: an Ensemble, checked.
@@ -133,7 +133,7 @@ def _read_matrix(model, x, wide):
 
 
 def _move_rows(matrix, devices):
-    """Takes rows to the model, as NumPy does with small arrays."""
+    """Returns rows that are on other devices than the model as a NumPy array."""
     placed = isinstance(matrix, jax.Array) and not isinstance(matrix, Tracer)
     elsewhere = placed and devices and matrix.devices() != devices
     return np.asarray(matrix) if elsewhere else matrix
@@ -143,7 +143,7 @@ def check_columns(model: Ensemble, num_columns: int) -> None:
     """Checks that rows have as many columns as the model has features.
 
     Raises:
-      ValueError: they have not.
+      ValueError: the two numbers differ.
     """
     if num_columns != model.num_features:
         raise ValueError(
@@ -220,7 +220,7 @@ def prepare_model(model: Ensemble, explain: bool = False) -> PreparedModel:
     on_cpu = all(device.platform == "cpu" for device in devices)
     ready = make_ready(small) if on_cpu and available() and not explain else None
     sharding, padded = find_sharding(arrays), None
-    # NumPy arrays may be written to, so that a model of them is prepared each time.
+    # NumPy arrays may change, so a model that holds them is prepared for each call.
     keep = not explain and len(arrays) == len(leaves)
     if keep and not on_cpu:
         padded = jax.device_put(_pad_model(small, explain), sharding)

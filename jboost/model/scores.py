@@ -39,7 +39,7 @@ def score_rows(
     offset: Float[Array, "N K"] | Float[np.ndarray, "N K"] | None,
     staged: bool,
 ) -> Array | np.ndarray:
-    """Returns scores of the rows, [N] or [N, K]; if ``staged``, of each round, R first.
+    """Returns scores of the rows, [N] or [N, K]; [R, ...] of each round if ``staged``.
 
     Args:
       model: a ReadyModel or a :class:`jboost.Ensemble`.
@@ -91,7 +91,7 @@ def _score_matrix(staged, model, rows, offset):
 
 
 def find_row_leaves(model: Any, rows: Any) -> Array | np.ndarray:
-    """Returns each row's leaf in each tree, [N, R] or [N, R, S]; see score_rows."""
+    """Returns each row's leaf in each tree, [N, R], or [N, R, S] for several scores."""
     if isinstance(model, ReadyModel):
         return model.run("leaves", rows)
     return compiled(_find_matrix_leaves)(model, rows)
@@ -242,7 +242,7 @@ def _scores(run, find, staged, values, trees, rows):
 
 @_scores.defjvp
 def _change_scores(run, find, staged, primals, tangents):
-    """Differentiates scores in leaf values; in all else they are piecewise constant.
+    """Differentiates scores in the leaf values; all other derivatives are 0.
 
     Uses plain gathers, so that JAX can transpose and differentiate them again.
     """

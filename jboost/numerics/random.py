@@ -36,7 +36,7 @@ def hash_words(
 def seed_from_key(key: Key[Array, ""] | None) -> UInt32[Array, "2"]:
     """Returns the two words that all random numbers of a run are derived from.
 
-    The words of the key itself; their users hash them first. None gives zeros.
+    They are the words of the key itself; their users hash them first. None gives zeros.
     """
     if key is None:
         return jnp.asarray(np.zeros(2, np.uint32))
@@ -64,7 +64,7 @@ def sample(
     eligible: Bool[Array, " N"],
     fraction: Float[Array, ""] | float,
 ) -> Bool[Array, " N"]:
-    """Chooses a share of the eligible rows, all subsets being equally likely.
+    """Chooses a share of the eligible rows; all subsets are equally likely.
 
     Every row gets a distinct hash (``hash_words`` is a bijection), and the k least
     are chosen; the k-th least is found by bisection, counting rows. So the choice
@@ -122,7 +122,7 @@ def _count_wanted(number, fraction):
 
 
 def _sample_sharded(seed, eligible, fraction):
-    """Computes :func:`sample` for sharded rows, by digits instead of bits."""
+    """Computes :func:`sample` for sharded rows; finds the bound digit by digit."""
     size, rounds = 1 << _DIGIT, 32 // _DIGIT
 
     def narrow(eligible):
@@ -130,7 +130,7 @@ def _sample_sharded(seed, eligible, fraction):
         hashes = hash_words(index + first_row().astype(jnp.uint32), seed)
 
         def settle_digit(step, state):
-            """Finds the next digit of the k-th least hash of those that are left."""
+            """Finds the next digit of the k-th least hash among the hashes left."""
             left, bound, wanted = state
             shift = jnp.asarray(_DIGIT * (rounds - 1 - step), jnp.uint32)
             digit = ((hashes >> shift) & (size - 1)).astype(jnp.int32)

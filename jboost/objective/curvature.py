@@ -27,7 +27,6 @@ from jboost.objective.evaluation import (
     known_shares,
     known_targets,
     map_information,
-    mean_of_rows,
     own_curvatures,
     weighted_mean,
 )
@@ -127,7 +126,7 @@ def _weigh(gradient, information, weights, exponent):
         return gradient, information, None
     least = _FLOOR * weighted_mean(information, weights)
     information = jnp.maximum(information, least[:, None])
-    # 0 where no row has any, such as about degrees of freedom near the normal limit.
+    # It is 0 if no row has information, as about degrees of freedom that tend to inf.
     informed = information > 0
     factor = jnp.where(informed, information, 1) ** (exponent - 1)
     factor = jnp.where(informed, factor, 0)
@@ -217,7 +216,7 @@ def _is_pointed(objective, slopes, curvature, scores, weights, shares):
     secant = _secant(slopes, distance, delta)
     flat = curvature <= _FLAT * secant
     flat = (flat & jnp.isfinite(distance)).astype(jnp.float32)
-    share = mean_of_rows(objective, flat, weights) / shares
+    share = weighted_mean(flat, weights) / shares
     return jnp.mean(share) >= _MOST
 
 
@@ -297,7 +296,7 @@ def derivatives(
 
     if objective.minimizer is None:
         smooth = False
-    if smooth is None and not loss.straight:
+    if smooth is None and not loss.piecewise_linear:
         # Evaluate two more gradients only if some row has a minimum or is at a kink.
         needed = _needs_smoothing(objective, gradient, hessian, weights, curvature)
         gradient, positive = jax.lax.cond(needed, soften, plain, gradient, hessian)
@@ -364,13 +363,13 @@ def is_raised(loss_has_minima: bool, curvature: Chosen) -> bool:
     """Returns whether the curvature has a least value.
 
     Args:
-      loss_has_minima: whether the rows' own minimizers are looked for.
+      loss_has_minima: whether training looks for the rows' own minimizers.
     """
     return curvature == "function" or (loss_has_minima and curvature != "unit")
 
 
 def _find_start(curvature, coupling):
-    """Returns the mean curvature at the start, if it is a bound."""
+    """Returns the mean curvature at the start if it is a bound; otherwise None."""
     return None if coupling is None or curvature != "auto" else coupling.start
 
 
@@ -387,8 +386,8 @@ def are_finite(
 def _needs_smoothing(objective, gradient, hessian, weights, curvature):
     """Returns whether derivatives at F +- delta are needed.
 
-    They are if some row has a minimum that the policy looks at, or a derivative that is
-    not finite.
+    They are needed if some row has a known minimum and the policy depends on it, or if
+    a derivative is not finite.
     """
     needed = ~are_finite(gradient, hessian, weights)
     if not _looks_at_minima(objective.loss, curvature):
@@ -412,7 +411,7 @@ def _smooth_derivatives(
         if loss.num_scores > 1:  # rows may have no minima of their own
             delta = _scale_by_steps(objective, weights, gradient, hessian, delta)
     delta = delta[:, None]
-    if loss.straight:
+    if loss.piecewise_linear:
         delta = _STRAIGHT * delta
     gradient_up = gradients(objective, scores + delta)
     gradient_down = gradients(objective, scores - delta)
@@ -423,7 +422,9 @@ def _smooth_derivatives(
     if curvature in ("exact", "function"):
         return gradient, hessian
     positive = jnp.abs(hessian)
-    if curvature in ("auto", "secant") and (loss.straight or not loss.quadratic):
+    if curvature in ("auto", "secant") and (
+        loss.piecewise_linear or not loss.quadratic
+    ):
         distance = scores - objective.minimizer
         known = jnp.isfinite(distance)
         # Derivatives of the branch not taken must be finite, too.

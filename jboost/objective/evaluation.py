@@ -209,7 +209,7 @@ def mean_hessian(
 def _mean_hessian(objective, scores, weights):
     def mean_column(direction):
         rows = row_products(objective, scores, direction)
-        return mean_of_rows(objective, rows, weights)
+        return weighted_mean(rows, weights)
 
     return jax.lax.map(mean_column, jnp.eye(scores.shape[0], dtype=scores.dtype))
 
@@ -351,14 +351,6 @@ def _map_information(objective, scores, finish, operands):
         return finish(rows, *operands)
 
     return map_rows(objective, objective.loss.information, scores, finish_block)
-
-
-def mean_of_rows(
-    objective: Objective, values: Float[Array, "*K N"], weights: Float[Array, " N"]
-) -> Float[Array, "*K"]:
-    """Returns the weighted mean over the last axis, ignoring rows of weight 0."""
-    del objective
-    return weighted_mean(values, weights)
 
 
 @stage

@@ -108,11 +108,11 @@ class _Bracket(NamedTuple):
     """Brackets of the minima of P problems; NaN for unknown points.
 
     Attributes:
-      turn: number of probes on each side.
-      width: distance of the next probes from the start.
+      turn: the number of probes made on each side.
+      width: the distance of the next probes from the start.
       points: the next probes.
-      left, right: nearest points of negative and of positive slope.
-      flat_left, flat_right: nearest points of zero slope on each side.
+      left, right: the nearest points of negative and of positive slope.
+      flat_left, flat_right: the nearest points of zero slope on each side.
     """
 
     turn: Int32[Array, ""]
@@ -405,7 +405,7 @@ def find_kinks(objective: Objective, weights: Float[Array, " N"]) -> Kinks:
 
 @stage
 def _begin_kinks(minimizer, beside, weights):
-    """Returns which rows have a kink, and the largest minimizer that counts."""
+    """Returns a mask of rows with a kink, and the largest minimizer that counts."""
     (left, right), minimizer, counts = beside, minimizer[0], weights > 0
     known = counts & jnp.isfinite(minimizer)
     size = most(jnp.max(jnp.where(known, jnp.abs(minimizer), 0.0)))
@@ -523,7 +523,7 @@ def _separable_rows(objective, start):
         return _none_depends(*(find_dependent(objective, each) for each in points))
     if num_rows * num_scores**2 <= _MOST_ENTRIES:
         return _are_diagonal(*(hessian_matrices(objective, each) for each in points))
-    # Of many scores, Hessians of all rows would not fit into memory.
+    # With many scores, the Hessians of all rows would not fit into memory.
     one, other = (map_hessians(objective, each, _mark_diagonal) for each in points)
     return _are_both(one, other)
 
@@ -556,8 +556,8 @@ def _are_both(numpy, one, other):
     return one & other
 
 
-_FARTHER = 1024.0  # times that distance: there a smooth slope is as many times steeper
-_SAME = 0.1  # of the slope farther away: so steep only a slope that jumps is
+_FARTHER = 1024.0  # times that distance: there, a smooth slope rises 1024 times as much
+_SAME = 0.1  # share of the rise farther away that only a slope with a jump reaches
 _JUMP = 2.0**-10  # of the slope far away: a smaller jump may be rounding
 
 
@@ -594,7 +594,7 @@ def _derive(loss, minimizer, operands, tangents):
     smooth = (hessian > 0) & jnp.isfinite(hessian)
 
     def along(k):
-        """Returns which rows are at a kink of score k, and how that and others move."""
+        """Returns a mask of rows at a kink of score k, and moves of all minimizers."""
         kinked = find_kinked(objective, point, k)
         side = jnp.where(kinked, _near(point[k]), 1 + jnp.abs(point[k]))
 

@@ -66,8 +66,7 @@ class TracedLoss:
       num_scores: K; a score is a scalar for K = 1, otherwise a vector.
       quadratic: whether the Hessian is independent of the score.
       uniform: whether the Hessian is independent of the score and the target.
-      straight: whether the Hessian is identically zero, so that the loss is piecewise
-        linear in the score.
+      piecewise_linear: whether the Hessian is identically zero.
       separate: whether it is a sum of losses of one score each.
     """
 
@@ -78,7 +77,7 @@ class TracedLoss:
     num_scores: int
     quadratic: bool
     uniform: bool
-    straight: bool
+    piecewise_linear: bool
     reports_first: bool = False
     curvature: Program | None = None
     information: Program | None = None
@@ -125,7 +124,7 @@ def trace_loss(
     rows = jax.tree.map(lambda t: jax.ShapeDtypeStruct(t.shape, t.dtype), targets)
     row = jax.tree.map(lambda t: jax.ShapeDtypeStruct(t.shape[1:], t.dtype), rows)
     score = jax.ShapeDtypeStruct((num_scores,) if num_scores > 1 else (), jnp.float32)
-    constants: list[Any] = []
+    constants: list[Any] = [np.float32(1)] if num_scores > 1 else []
     estimate = None
     if isinstance(loss, Adaptive):
         num_rows = jax.tree.leaves(rows)[0].shape[0]
@@ -170,7 +169,7 @@ def trace_loss(
         num_scores=num_scores,
         quadratic=num_scores == 1 and start not in depends,
         uniform=num_scores == 1 and all(i < start for i in depends),
-        straight=num_scores == 1 and hessian.zero,
+        piecewise_linear=num_scores == 1 and hessian.zero,
         reports_first=isinstance(loss, Adaptive) and loss.report == "first",
         curvature=own,
         information=information,
@@ -179,17 +178,16 @@ def trace_loss(
         diagonal=diagonal,
     )
     if num_scores > 1:
-        constants.append(np.float32(1))
-        traced = _separate_products(traced, len(constants) - 1)
+        traced = _separate_products(traced)
     known = _known.setdefault(traced, weakref.ref(traced))()
     return traced if known is None else known, tuple(constants)
 
 
-def _separate_products(loss, one):
+def _separate_products(loss):
     names = "value", "gradient", "hessian", "curvature", "diagonal"
     programs = {name: getattr(loss, name) for name in names}
     return replace(loss, **{
-        name: separate_products(program, one)
+        name: separate_products(program, 0)
         for name, program in programs.items() if program is not None
     })  # fmt: skip
 

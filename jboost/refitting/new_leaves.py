@@ -288,28 +288,28 @@ def _refit_round(
 ) -> tuple[BoostState, Tree]:
     """Makes one round as training does, with the leaf of every row given."""
     state, raw = differentiate(problem, state)
-    now = start_round(problem, choose_scaling(problem), state, raw)
-    trees = _sum_old_leaves(problem, now, leaf, old)
+    plan = start_round(problem, choose_scaling(problem), state, raw)
+    trees = _sum_old_leaves(problem, plan, leaf, old)
     pointed = state.pointed
-    trees = fit_trees(problem, learning_rate, state, now, trees, leaf, pointed)
+    trees = fit_trees(problem, learning_rate, state, plan, trees, leaf, pointed)
     assert trees.sums is not None
     mixed = _mix(decay, old, trees.leaf_value)
     trees = trees._replace(leaf_value=jnp.where(trees.sums.weight > 0, mixed, old))
-    return add_trees(problem, state, now, trees, leaf), trees
+    return add_trees(problem, state, plan, trees, leaf), trees
 
 
-def _sum_old_leaves(problem: Problem, now: RoundPlan, leaf: Any, old: Any) -> Tree:
+def _sum_old_leaves(problem: Problem, plan: RoundPlan, leaf: Any, old: Any) -> Tree:
     """Returns the trees of a round with the sums of their leaves."""
     if problem.method.share_structure:
-        tree = _bare_tree(old[0], now.limits._replace(values=None))
-        return sum_shared_leaves(problem.data, now, tree, leaf[0])
+        tree = _bare_tree(old[0], plan.limits._replace(values=None))
+        return sum_shared_leaves(problem.data, plan, tree, leaf[0])
 
     def sum_tree(parts):
-        leaf, old, one = parts
-        tree = _bare_tree(old, shaping_limits(now, one))
-        return sum_leaves(problem.data, now, one, tree, leaf)
+        leaf, old, task = parts
+        tree = _bare_tree(old, shaping_limits(plan, task))
+        return sum_leaves(problem.data, plan, task, tree, leaf)
 
-    return map_scores(sum_tree, (leaf, old, now.trees()))
+    return map_scores(sum_tree, (leaf, old, plan.trees()))
 
 
 def _bare_tree(values, limits):

@@ -36,7 +36,7 @@ from jboost.training.scoring import bind_metrics, check_metrics, read_by
 from jboost.training.sharded import spans_processes
 
 _TOLERANCE = 1e-4
-_SEED = 4073  # one that users do not draw their targets with
+_SEED = 4073  # unlikely to be the seed of a user's targets
 
 
 def is_of_groups(loss: Any, groups: Any, y: Any, num_scores: int) -> bool:
@@ -76,7 +76,7 @@ def _take_group(groups, y):
 
 
 def _compare(loss, part, parameters, num_scores):
-    """Compares the loss of a group with the losses of its rows."""
+    """Tries a loss on a group and on its rows; returns whether it is one of groups."""
     inputs, size = read_inputs(loss), len(jax.tree.leaves(part)[0])
     function = loss
     if isinstance(loss, Adaptive):
@@ -90,7 +90,7 @@ def _compare(loss, part, parameters, num_scores):
     masked = takes_mask(function)
     named |= {"where": jnp.ones(size, bool)} if masked else {}
 
-    # Parameters are arguments, because an estimate of few rows may be in no domain.
+    # Parameters are arguments: an estimate from few rows may be outside its domain.
     def of_group(scores, targets, parameters):
         return jnp.asarray(function(scores, targets, *parameters, **named))
 
@@ -105,7 +105,7 @@ def _compare(loss, part, parameters, num_scores):
     whole = np.asarray(jax.jit(of_group)(scores, part, parameters))
     of_rows = jax.jit(jax.vmap(of_row, (0, 0, None)))
     rows = np.asarray(of_rows(scores, part, parameters))
-    # A mean is one over the scores of a row, where there are several.
+    # With K > 1 scores, a loss of a row that averages them gives the mean of the rows.
     same = [rows.sum(), *([rows.mean()] if num_scores > 1 else [])]
     slack = _TOLERANCE * np.abs(rows).sum()
     if np.isclose(whole, same, rtol=_TOLERANCE, atol=slack, equal_nan=True).any():
@@ -207,7 +207,7 @@ def _tell_gaps(study, points, curves):
     """Warns of rounds that could not be compared.
 
     Raises:
-      RuntimeError: no round of any point could be.
+      RuntimeError: no round of any point could be compared.
     """
     compared = []
     for point, curve in zip(points, curves, strict=True):
@@ -248,9 +248,9 @@ def _make_point(
 
 
 def _with_share(problem):
-    """Makes ``subsample`` a traced number where it is 1, too.
+    """Makes ``subsample`` a traced number even where it is 1.
 
-    Points and calls that differ in it share a program then.
+    Points and calls that differ in it then share a program.
     """
     numbers = problem.arrays.numbers
     if numbers.subsample is not None:
@@ -276,10 +276,10 @@ def _bind_loss(loss, point):
 
 
 def _read_groups(request, bound, num_scores):
-    """Gives the groups to the rows where losses are of groups.
+    """Adds the groups to the rows if the losses are losses of groups.
 
     Returns:
-      The request, and the losses that are of groups: all of them, or none.
+      The request, and the losses of groups: all losses, or none.
     """
     groups, y = request.groups, request.rows.y
     grouped = [is_of_groups(loss, groups, y, num_scores) for loss in bound]
@@ -302,7 +302,7 @@ def _make_study(request, settings, padded, by, metrics, grouped):
     """Returns the binned rows and the study: rows on the device, folds, criterion.
 
     Args:
-      grouped: the losses of the points where they are of groups.
+      grouped: the losses of the points if they are losses of groups; otherwise empty.
     """
     loss = max(grouped, key=lambda each: read_inputs(each).needs_weights, default=None)
     given = bin_arrays(request.rows, settings, padded, loss=loss)
@@ -363,10 +363,10 @@ def _check_mesh(mesh):
 
 
 def finish(result: _Result, interrupted: bool, num_rounds: int) -> _Result:
-    """Returns a result, or raises it if training was interrupted.
+    """Returns a result, or raises an error with it if training was interrupted.
 
     Raises:
-      TrainingInterrupted: with the result so far.
+      TrainingInterrupted: training was interrupted; the error has the result so far.
     """
     if interrupted:
         raise TrainingInterrupted(

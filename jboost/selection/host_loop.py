@@ -42,9 +42,9 @@ from jboost.training.starting import (
     count_rounds,
     describe_idleness,
     describe_limits,
-    refuse_endless,
     refuse_group,
     refuse_rows,
+    refuse_unbounded,
 )
 from jboost.trees.initial import MedianStart
 
@@ -220,7 +220,7 @@ def _check_start(study, points, curves, state, doubt):
                 own = _take_run(state, number)
                 check_minimizers(point.problem, study.rows, own, word)
         if doubt.endless[number]:
-            refuse_endless()
+            refuse_unbounded()
         if doubt.found[number]:
             own = _take_run(state, number)
             first, value = int(doubt.row[number]), float(doubt.value[number])

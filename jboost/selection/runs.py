@@ -49,7 +49,7 @@ from jboost.training.rows import PaddedRows
 from jboost.training.scoring import describe_call
 from jboost.training.starting import has_split
 from jboost.trees.initial import MedianStart
-from jboost.trees.slopes import is_endless
+from jboost.trees.slopes import is_unbounded
 from jboost.trees.tree import Tree
 
 _LEAST_RUNS = 8  # fewer are padded, so that small numbers of runs share a program
@@ -97,7 +97,7 @@ class StartCheck(NamedTuple):
     Attributes:
       found, row, value: whether the loss of a row of positive weight is not finite; the
         first such row, and its loss.
-      endless: the result of :func:`jboost.trees.slopes.is_endless`: slopes, no minima.
+      endless: the result of :func:`jboost.trees.slopes.is_unbounded`.
     """
 
     found: Bool[Array, ""]
@@ -247,7 +247,7 @@ def _start_runs(loss, method, shared, runs):
         bad = ~jnp.isfinite(values) & (shared.data.weights > 0)
         row = jnp.argmax(bad).astype(jnp.int32)
         objective = objective._replace(minimizer=state.minimizer)
-        endless = is_endless(objective, state.scores, data.weights)
+        endless = is_unbounded(objective, state.scores, data.weights)
         return state, StartCheck(jnp.any(bad), row, values[row], endless)
 
     return _over_runs(start_run, (runs,))

@@ -121,7 +121,7 @@ def find_thresholds(summary: QuantileSummary, *, eps: float) -> Float[np.ndarray
       Ascending thresholds; ``x <= threshold`` goes left.
 
     Raises:
-      TypeError, ValueError: as :func:`find_candidates`.
+      TypeError, ValueError: the errors of :func:`find_candidates`.
 
     Example:
       >>> import numpy as np, jboost as jb
@@ -256,13 +256,13 @@ class OrderedSketch:
                 self._close_block()
 
     def summarize(self, feature: int) -> QuantileSummary:
-        """Returns the summary of a feature of all rows; every process must call it."""
+        """Summarizes one feature of all rows; every process must call it."""
         return self._finish(self._exchange_layout(), feature)
 
     def make_bins(self, max_bins: int) -> Bins:
-        """Chooses the thresholds of all rows; every process must call it.
+        """Chooses thresholds from all rows; every process must call it.
 
-        They are those of :func:`jboost.sketches.bins_from_sketch` for the summaries.
+        They follow from the summaries as in :func:`jboost.sketches.bins_from_sketch`.
         """
         missing = any(gather_numbers(int(self._missing)))
         layout, own = self._exchange_layout(), []
@@ -276,7 +276,7 @@ class OrderedSketch:
         )
 
     def _close_block(self):
-        """Summarizes the rows of a full block; keeps those of a part of one."""
+        """Summarizes the rows of a full block; keeps those of a partial block."""
         block = self._end // block_size(self.eps) - 1
         rows, self._tail = self._tail, []
         if block * block_size(self.eps) < self._first_row:
@@ -309,7 +309,7 @@ class OrderedSketch:
         )
 
     def _finish(self, layout, feature, is_own=True):
-        """Returns the summary of a feature of all rows; empty if another's."""
+        """Summarizes one feature of all rows; returns EMPTY if ``is_own`` is false."""
         columns = [part.x[:, feature] for part in (*self._head, *self._tail)]
         column = gather_tables(np.concatenate([np.zeros(0, np.float32), *columns]))
         own = self._nodes[feature]
@@ -362,7 +362,7 @@ def _add_node(nodes, height, number, summary, eps):
 
 
 def _join(first, second, level, eps):
-    """Merges two nodes of a level."""
+    """Merges two nodes of a level; prunes exact ones if the result is not exact."""
     pair = first, second
     if all(node.is_exact for node in pair):
         merged = merge_summaries(*pair)

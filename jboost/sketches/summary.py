@@ -59,10 +59,10 @@ class QuantileSummary(NamedTuple):
 
     @property
     def error(self) -> float:
-        """The largest difference of the bounds at any value, in units of weight.
+        """The error: the largest rmax - rmin - weight at any value, in units of weight.
 
-        Between two entries the bounds are rmin + weight of the first and rmax - weight
-        of the second; at an entry they are no wider than in the gap before it.
+        Between two entries, the bounds are rmin + weight of the first and rmax - weight
+        of the second. At an entry, they are no wider than in the gap before it.
         """
         known = self.rmin[:-1] + self.weight[:-1] + self.weight[1:]
         return float(np.max(self.rmax[1:] - known, initial=0.0))
@@ -84,7 +84,7 @@ def make_summary(
 
     Args:
       values: numbers, converted to float32. NaN is ignored, infinities are values,
-        denormals count as 0. May be empty.
+        denormals count as 0. There may be none.
       weight: finite weights >= 0, for example Hessians; 1 if not given. Rows of weight
         0 are ignored.
 

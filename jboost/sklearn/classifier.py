@@ -113,7 +113,7 @@ class JBoostClassifier(ClassifierMixin, Boosting):
 
         Args:
           X: numbers [N, F], NaN = missing: an array, a data frame, a sparse matrix.
-          y: labels [N] of at least two classes; or several labels in a row, as
+          y: labels [N] of at least two classes; or several labels per row, as
             indicators [N, K] of 0 and 1 (also a sparse matrix), NaN where unknown.
           sample_weight, offset, eval_set, eval_X, eval_y: the same as for a regressor.
 
@@ -121,7 +121,7 @@ class JBoostClassifier(ClassifierMixin, Boosting):
           The estimator.
 
         Raises:
-          TypeError, ValueError: for bad arguments, before training.
+          TypeError, ValueError: an argument is invalid; training has not begun.
         """
         X = self._read_table(X, reset=True)
         sets = unite_sets(eval_set, eval_X, eval_y)
@@ -161,44 +161,44 @@ class JBoostClassifier(ClassifierMixin, Boosting):
         return self._train(rows, sets, y.shape[1], None)
 
     def decision_function(self, X: Any, *, offset: Any = None) -> np.ndarray:
-        """The raw score: [N], above 0 for the second class, or [N, K].
+        """Returns raw scores: [N], above 0 for the second class, or [N, K].
 
-        Of several labels in a row, the score of each is above 0 where it applies.
+        With several labels per row, the score of a label is above 0 where it applies.
         """
         return self._score_rows(X, offset)
 
     def staged_decision_function(
         self, X: Any, *, offset: Any = None
     ) -> Iterator[np.ndarray]:
-        """The scores after each round, one by one."""
+        """Yields the scores after each round."""
         yield from self._score_stages(X, offset)
 
     @available_if(_gives_probabilities)
     def predict_proba(self, X: Any, *, offset: Any = None) -> np.ndarray:
-        """Probabilities [N, classes], by the loss's link.
+        """Returns probabilities [N, classes], by the loss's link.
 
-        Of several labels in a row, the probability of each, as from scikit-learn's
-        ``OneVsRestClassifier``.
+        With several labels per row, there is one probability for each label, as from
+        scikit-learn's ``OneVsRestClassifier``.
         """
         return _complete(self._score_rows(X, offset, self._link))
 
     @available_if(_gives_probabilities)
     def predict_log_proba(self, X: Any, *, offset: Any = None) -> np.ndarray:
-        """Logarithms of the probabilities."""
+        """Returns the logarithms of the probabilities."""
         return np.log(self.predict_proba(X, offset=offset))
 
     @available_if(_gives_probabilities)
     def staged_predict_proba(
         self, X: Any, *, offset: Any = None
     ) -> Iterator[np.ndarray]:
-        """The probabilities after each round, one by one."""
+        """Yields the probabilities after each round."""
         yield from map(_complete, self._score_stages(X, offset, self._link))
 
     def predict(self, X: Any, *, offset: Any = None) -> np.ndarray:
-        """The label of the largest score; of two classes, the second above 0.
+        """Returns the label of the largest score; of two classes, the second above 0.
 
-        Of several labels in a row, indicators [N, K]. With an ``inverse_link`` of your
-        own, the label of the largest probability.
+        With several labels per row, these are indicators [N, K]. An ``inverse_link`` of
+        your own gives the label of the largest probability.
         """
         return self._find_labels(self._score_rows(X, offset, self._own_link))
 
@@ -208,7 +208,7 @@ class JBoostClassifier(ClassifierMixin, Boosting):
         return super().score(X, y, sample_weight)
 
     def staged_predict(self, X: Any, *, offset: Any = None) -> Iterator[np.ndarray]:
-        """The labels after each round, one by one."""
+        """Yields the predicted labels after each round."""
         stages = self._score_stages(X, offset, self._own_link)
         yield from map(self._find_labels, stages)
 
@@ -273,7 +273,7 @@ class JBoostClassifier(ClassifierMixin, Boosting):
         return self._code(codes)
 
     def __sklearn_tags__(self):
-        """Declares support for several labels in a row."""
+        """Declares support for several labels per row."""
         tags = super().__sklearn_tags__()
         tags.classifier_tags.multi_label = True
         return tags
@@ -320,7 +320,7 @@ def _check_labels(y, name="y"):
 
 
 def _narrow_labels(y, name):
-    """Returns objects that are all booleans, or all numbers, in a dtype of these."""
+    """Converts objects that are all booleans, or all numbers, to a dtype of these."""
     kinds = {type(label): label for label in y.tolist()}
     booleans = {issubclass(kind, bool | np.bool_) for kind in kinds}
     if all(issubclass(kind, str) for kind in kinds):
@@ -334,7 +334,7 @@ def _narrow_labels(y, name):
 
 
 def _complete(probabilities):
-    """Returns [N, 2] for the probability of the second class, [N]."""
+    """Returns the probabilities of both classes [N, 2] from that of the second [N]."""
     if probabilities.ndim == 2:
         return probabilities
     return np.stack([1 - probabilities, probabilities], axis=1)

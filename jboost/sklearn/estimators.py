@@ -59,7 +59,7 @@ def read_targets(
       finite: whether NaN and infinities in [N] are refused.
 
     Raises:
-      ValueError: they are not numbers, or have another shape.
+      ValueError: the targets are not numbers, or have another shape.
     """
     refuse_none(y)
     y = refuse_mask(y, name)
@@ -443,11 +443,11 @@ class Boosting(BaseEstimator):
         return read_targets(y, name)
 
     def _read_table(self, X, *, reset=False) -> Any:
-        """Returns X for ``fit`` and ``predict``; sets the feature attributes."""
+        """Checks and returns X; with ``reset``, sets the feature attributes anew."""
         refuse_batches(X, "X")
         X = fill_mask(X)
         if is_sparse(X) and not issparse(X):
-            X = make_csr(X)  # of JAX, which scikit-learn does not know
+            X = make_csr(X)  # a JAX matrix: scikit-learn does not know it
         if reset:  # the model of an earlier fit does not match the new features
             for name in ("model_", "history_"):
                 vars(self).pop(name, None)
@@ -460,7 +460,7 @@ class Boosting(BaseEstimator):
         )  # fmt: skip
         if is_sparse(X) or np.dtype(getattr(X, "dtype", "O")).kind != "O":
             return checked
-        objects = np.asarray(X)  # scikit-learn takes the string "1.5" for 1.5
+        objects = np.asarray(X)  # scikit-learn accepts "1.5" as a number
         return read_objects(objects, "X") if objects.dtype.kind == "O" else checked
 
     def _score_rows(self, X, offset=None, inverse_link=None) -> np.ndarray:
@@ -472,7 +472,7 @@ class Boosting(BaseEstimator):
         )
 
     def _evaluate(self, function, X, **given) -> np.ndarray:
-        """Calls a function of model and rows; the array belongs to the caller."""
+        """Calls a function of model and rows; returns an array that may be changed."""
         check_is_fitted(self)
         return np.array(function(self.model_, self._read_table(X), **given))
 
@@ -512,7 +512,7 @@ def is_one_of(loss: Any, known: Iterable[Any]) -> bool:
 
 
 def find_loss(loss: Any, known: Mapping[str, Any] = losses.LOSSES) -> Any:
-    """Returns a loss function from its name or itself.
+    """Returns a loss function, given its name or the function itself.
 
     Args:
       known: the losses that have names: of rows, or of groups.

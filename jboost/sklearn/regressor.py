@@ -80,7 +80,7 @@ class JBoostRegressor(RegressorMixin, Boosting):
           The estimator.
 
         Raises:
-          TypeError, ValueError: for bad arguments, before training.
+          TypeError, ValueError: an argument is invalid; training has not begun.
         """
         X = self._read_table(X, reset=True)
         targets = self._read_targets(y)
@@ -101,7 +101,7 @@ class JBoostRegressor(RegressorMixin, Boosting):
         return _widen(self._score_rows(X, offset, self._link))
 
     def staged_predict(self, X: Any, *, offset: Any = None) -> Iterator[np.ndarray]:
-        """The predictions after each round, one by one."""
+        """Yields the predictions after each round."""
         yield from map(_widen, self._score_stages(X, offset, self._link))
 
     def _read_targets(self, y, name="y"):

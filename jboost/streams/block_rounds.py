@@ -108,19 +108,19 @@ def _describe_operands(shards, method):
         RowDerivatives, gradient=columns, curvature=columns, factor=columns,
         known=columns,
     )  # fmt: skip
-    now = fill_spec(RoundPlan, shape=both, fitted=both, in_bag=rows)
+    plan = fill_spec(RoundPlan, shape=both, fitted=both, in_bag=rows)
     if method.share_structure:
-        now = now._replace(line=Projection(both, fill_spec(RowDerivatives)))
+        plan = plan._replace(line=Projection(both, fill_spec(RowDerivatives)))
     once = method.leaf_curvature == method.curvature
-    begun = now._replace(fitted=same) if once else now
+    begun = plan._replace(fitted=same) if once else plan
     measured = fill_spec(Derivatives, gradient=rows, curvature=rows, in_bag=rows)
     grown = fill_spec(GrownTrees, leaf=columns)
     report = fill_spec(Report, snapshots=rows_of(shards, 2))
     return dict(
         _begin=((arrays, state), (state, begun)),
-        _measure=((data, now, same), measured),
-        _fit=((arrays, same, state, now, same, same, rows), same),
-        _end=((arrays, data, state, columns, now, grown), (state, columns, report)),
+        _measure=((data, plan, same), measured),
+        _fit=((arrays, same, state, plan, same, same, rows), same),
+        _end=((arrays, data, state, columns, plan, grown), (state, columns, report)),
     )
 
 
@@ -153,15 +153,15 @@ class BlockRunner:
         arrays = job.problem.arrays
         jax.block_until_ready(state)  # the start, or the round before
         trim_heap(self._leaf.nbytes)
-        state, now = self.programs.begin(arrays, state)
-        now = jax.block_until_ready(share_derivatives(now))
+        state, plan = self.programs.begin(arrays, state)
+        plan = jax.block_until_ready(share_derivatives(plan))
         rate = np.float32(job.rates[first])
-        trees = [self._grow(k, rate, state, now) for k in range(len(self._leaf))]
+        trees = [self._grow(k, rate, state, plan) for k in range(len(self._leaf))]
         trees = jax.tree.map(lambda *arrays: np.concatenate(arrays), *trees)
         sets = tuple(rows.data for rows in job.sets.values())
         grown = GrownTrees(trees, self._put(self._leaf))
         state, set_steps, report = self.programs.end(
-            arrays, sets, state, set_steps, now, grown
+            arrays, sets, state, set_steps, plan, grown
         )
 
         def alone(array) -> Any:
@@ -181,17 +181,17 @@ class BlockRunner:
         """Yields the codes of the training rows, block by block."""
         return (codes for _, codes in self.reader.read())
 
-    def _grow(self, k, rate, state, now):
+    def _grow(self, k, rate, state, plan):
         """Grows the tree of one score, or of all, and fits its leaves."""
         problem, leaf, number = self.job.problem, self._leaf[k], np.int32(k)
-        words = np.asarray(now.seeds)[k]
+        words = np.asarray(plan.seeds)[k]
 
         def measure():
-            return self._fetch(self.programs.measure(problem.data, now, number))
+            return self._fetch(self.programs.measure(problem.data, plan, number))
 
         tree = grow_blocks(self._grower, self.reader, words, measure, leaf)
         leaf = self._put(leaf)
-        tree = self.programs.fit(problem.arrays, rate, state, now, number, tree, leaf)
+        tree = self.programs.fit(problem.arrays, rate, state, plan, number, tree, leaf)
         return jax.block_until_ready(tree)  # the next program finds its memory freed
 
     def _fetch(self, rows: Derivatives) -> Derivatives:
@@ -213,13 +213,13 @@ def _begin(static, arrays, state):
     """Starts a round; derivatives that are needed twice are returned once."""
     problem = Problem(static, arrays)
     state, raw = differentiate(problem, state)
-    now = start_round(problem, choose_scaling(problem), state, raw)
-    return state, now._replace(fitted=None) if now.fitted is now.shape else now
+    plan = start_round(problem, choose_scaling(problem), state, raw)
+    return state, plan._replace(fitted=None) if plan.fitted is plan.shape else plan
 
 
-def share_derivatives(now: Any) -> Any:
+def share_derivatives(plan: Any) -> Any:
     """Completes the round that the program ``begin`` returned."""
-    return now._replace(fitted=now.shape) if now.fitted is None else now
+    return plan._replace(fitted=plan.shape) if plan.fitted is None else plan
 
 
 def count_trees(job: Job) -> int:
@@ -227,41 +227,41 @@ def count_trees(job: Job) -> int:
     return 1 if job.problem.method.share_structure else job.rows.offset.shape[0]
 
 
-def _pick(now, k):
-    return jax.tree.map(lambda array: array[k], now.trees())
+def _pick(plan, k):
+    return jax.tree.map(lambda array: array[k], plan.trees())
 
 
-def _measure(method, native, data, now, k):
-    one = now.structure() if method.share_structure else _pick(now, k)
-    gradient, curvature, in_bag = shaping_derivatives(data, now, one.shape)
+def _measure(method, native, data, plan, k):
+    task = plan.structure() if method.share_structure else _pick(plan, k)
+    gradient, curvature, in_bag = shaping_derivatives(data, plan, task.shape)
     measure = None
     if not native:
         parts = (gradient, curvature, in_bag, method.uniform)
-        first = measure_first(one.first, one.shape.mean, *parts)
+        first = measure_first(task.first, task.shape.mean, *parts)
         measure = first or measure_rows(*parts)
-    limits = shaping_limits(now, one)
+    limits = shaping_limits(plan, task)
     return Derivatives(gradient, curvature, in_bag, limits, measure)
 
 
-def _fit(static, arrays, rate, state, now, k, tree, leaf):
+def _fit(static, arrays, rate, state, plan, k, tree, leaf):
     """Returns the trees that share this structure, with an axis of them in front."""
     problem = Problem(static, arrays)
     if static.method.share_structure:
-        trees = sum_shared_leaves(problem.data, now, tree, leaf)
-        return fit_trees(problem, rate, state, now, trees, leaf[None], state.pointed)
-    one = _pick(now, k)
-    tree = sum_leaves(problem.data, now, one, tree, leaf)
-    tree = fit_leaves(problem, rate, state, now, one, tree, leaf)
+        trees = sum_shared_leaves(problem.data, plan, tree, leaf)
+        return fit_trees(problem, rate, state, plan, trees, leaf[None], state.pointed)
+    task = _pick(plan, k)
+    tree = sum_leaves(problem.data, plan, task, tree, leaf)
+    tree = fit_leaves(problem, rate, state, plan, task, tree, leaf)
     return jax.tree.map(lambda array: array[None], tree)
 
 
-def _end(static, reports, arrays, sets, state, set_steps, now, grown):
+def _end(static, reports, arrays, sets, state, set_steps, plan, grown):
     """Adds the trees of a round, and reports it; see ``chunks``."""
     (keep, bagged), trees = reports, grown.trees
     problem, before = Problem(static, arrays), state
-    state = add_trees(problem, state, now, trees, grown.leaf)
+    state = add_trees(problem, state, plan, trees, grown.leaf)
     set_steps = add_to_sets(trees, sets, set_steps)
-    in_bag = now.in_bag if bagged else None
+    in_bag = plan.in_bag if bagged else None
     report = report_round(problem, keep, sets, before, state, set_steps, in_bag)
     # A chunk has an axis of rounds.
     snapshots = jax.tree.map(lambda scores: scores[None], report.snapshots)

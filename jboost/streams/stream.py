@@ -129,7 +129,7 @@ def _make_plan(job, blocks, init_score):
         return round(share * count_bytes(arrays))
 
     copies = 1 if spread is None else 2  # on the devices, and on the host
-    held, moving = count(need.now), grower.row_bytes() * num_rows
+    held, moving = count(need.plan), grower.row_bytes() * num_rows
     starting = grower.start_bytes(need.measured, _WORDS, blocks.block_rows)
     rounds = max(
         devices * added_bytes(start, *operands),
@@ -156,13 +156,13 @@ class _Need(NamedTuple):
 
     Attributes:
       state: shapes of the state, which stays between rounds.
-      now: shapes of the arrays that stay during a round.
+      plan: shapes of the arrays that stay during a round.
       measured: shapes of the arrays that stay while a tree grows.
       begin, measure, fit, end: bytes that the program of this name adds.
     """
 
     state: Any
-    now: Any
+    plan: Any
     measured: Any
     begin: int
     measure: int
@@ -178,18 +178,18 @@ def _measure_round(job, state):
     begin = (problem.arrays, state)
     begun = added_bytes(programs.begin, *begin)
     state, held = jax.eval_shape(partial(programs.begin), *begin)
-    now = share_derivatives(held)
-    measure = (data, now, number)
+    plan = share_derivatives(held)
+    measure = (data, plan, number)
     trees, tree = _tree_shapes(job)
     leaf = jax.ShapeDtypeStruct((num_rows,), np.int32)
-    fit = (problem.arrays, rate, state, now, number, tree, leaf)
+    fit = (problem.arrays, rate, state, plan, number, tree, leaf)
     sets = tuple(rows.data for rows in job.sets.values())
     steps = tuple(rows.offset for rows in job.sets.values())
     leaves: Any = jax.ShapeDtypeStruct((count_trees(job), num_rows), np.int32)
-    end = (problem.arrays, sets, state, steps, now, GrownTrees(trees, leaves))
+    end = (problem.arrays, sets, state, steps, plan, GrownTrees(trees, leaves))
     return _Need(
         state=state,
-        now=held,
+        plan=held,
         measured=jax.eval_shape(partial(programs.measure), *measure),
         begin=begun,
         measure=added_bytes(programs.measure, *measure),

@@ -57,17 +57,17 @@ class Pass(NamedTuple):
 
 
 class Options(NamedTuple):
-    """How a table is written.
+    """Options for writing a table.
 
     Attributes:
       memory: the most bytes that the sketch and the blocks may take.
       directories: folders for the files; none: the system's folder for temporary files.
       block_rows: rows of a block; None: as many as fit their share of the memory.
       progress: whether to show bars.
-      check: called with each batch of the first pass, and its number; may refuse it.
+      check: called with each batch of the first pass and its number; it may refuse it.
       num_scores: the number of scores of the model to train.
       plan: called with the bins, the blocks that will be written, and the first row of
-        the first batch, once the number of rows is known; may refuse them.
+        the first batch, once the number of rows is known; it may refuse them.
     """
 
     memory: int
@@ -178,8 +178,8 @@ def _lay_out(num_rows, bins, options):
 def _check_rows(batch, num_rows, options):
     """Raises as soon as there are more rows than can be trained on.
 
-    It counts the arrays that any loss needs: targets, weights, and for each score the
-    score, its leaf and its derivatives, as floats and integers. The plan counts all.
+    It counts the arrays that any loss needs: targets, weights, each score with its leaf
+    and two derivatives, and one pair of derivatives as integers. The plan counts all.
     """
     targets = sum(
         a.dtype.itemsize * math.prod(a.shape[1:])
@@ -283,7 +283,7 @@ class _Writer:
 
     @property
     def num_rows(self) -> int:
-        """How many rows were added."""
+        """The number of rows added so far."""
         return self._filled + sum(block.num_rows for block in self._blocks)
 
     def add(self, batch: RowBatch):
@@ -349,7 +349,7 @@ def _named_rows(batch):
 
 
 def _find_codes(bins, matrix):
-    """Returns codes by feature; pads rows so that few sizes are compiled."""
+    """Returns codes by feature; pads the rows first, so that few sizes are compiled."""
     size = len(matrix)
     short = padded_size(size) - size
     padded = np.pad(matrix, ((0, short), (0, 0))) if short else matrix

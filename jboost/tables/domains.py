@@ -103,9 +103,9 @@ class _Domain(NamedTuple):
     """Describes the targets that a loss is defined for.
 
     Attributes:
-      description: their description in error messages.
+      description: the description of these targets in error messages.
       holds: ``holds(targets, num_scores)`` returns a NumPy mask of valid targets.
-      hint: ``hint(targets, num_scores)`` returns the end of the message.
+      hint: ``hint(targets, num_scores)`` returns the end of the error message.
     """
 
     description: str
@@ -114,7 +114,7 @@ class _Domain(NamedTuple):
 
 
 def _hint_classes(targets, num_scores):
-    """Suggests the number of scores that the classes need, or to count them from 0."""
+    """Suggests the number of scores that the classes need, or counting them from 0."""
     given = f"; num_scores is {num_scores}"
     if not (targets == np.floor(targets)).all() or targets.min() < 0:
         return f"{given}; jboost.sklearn.JBoostClassifier takes labels of any kind"
@@ -151,7 +151,7 @@ def check_domain(
 ) -> None:
     """Checks that the targets are in the domain of a built-in loss.
 
-    Does not check custom losses, traced arrays, or rows of weight 0. Targets [N, K] of
+    It skips custom losses, traced arrays, and rows of weight 0. Targets [N, K] of
     a loss of one score may hold NaN, which marks labels as missing.
 
     Args:
@@ -162,7 +162,7 @@ def check_domain(
       name: name of the targets in error messages.
 
     Raises:
-      ValueError: a target is outside the domain; names the first such row.
+      ValueError: a target is outside the domain; the message names the first such row.
     """
     bare = losses.bare_loss(loss)
     if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves((targets, weights))):

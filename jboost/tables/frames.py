@@ -257,7 +257,7 @@ def find_columns(x: Any, name: str, least_rows: int = 1) -> dict[Any, Any] | Non
 
 
 def _find_series(values, name):
-    """Returns the values as a narwhals series, or None if they are no series."""
+    """Returns the values as a narwhals series, or None if they are not a series."""
     import narwhals.stable.v2 as nw  # takes long, and arrays do not need it
 
     arrow: Any = sys.modules.get("pyarrow")
@@ -342,9 +342,9 @@ def _read_matrix(x, name, least_rows, wide):
 
 
 def read_objects(array: np.ndarray, name: str) -> np.ndarray:
-    """Converts a matrix of Python numbers, with None or NaN where missing, to floats.
+    """Converts a matrix of Python numbers to floats; None and NaN mean missing.
 
-    Returns arrays of other dtypes or dimensions as they are.
+    Arrays of other dtypes or dimensions are returned unchanged.
 
     Raises:
       TypeError: some objects are not numbers.

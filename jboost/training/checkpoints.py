@@ -183,7 +183,7 @@ def compare_processes(settings: dict[str, Any]) -> None:
     """Raises on every process if the settings of two processes differ.
 
     Raises:
-      ValueError: names the settings that differ, and the number of a process.
+      ValueError: they differ; the message names the settings and a process.
     """
     if num_processes() == 1:
         return
@@ -388,9 +388,9 @@ if hasattr(os, "register_at_fork"):
 def lock_checkpoint(path: Path | None) -> Iterator[None]:
     """Holds the lock of a checkpoint within a ``with`` block; None: there is none.
 
-    The lock is that of the system on a file next to the checkpoint, which is removed
-    afterwards. If a killed process left such a file, it is not locked. Nothing is
-    locked on file systems that cannot do so.
+    It is a system lock on a file next to the checkpoint, which is removed afterwards.
+    A file that a killed process left behind is not locked. On file systems without
+    locks, nothing is locked.
 
     Raises:
       ValueError: another run holds the lock, or the file cannot be written.
@@ -477,13 +477,13 @@ class Checkpoint(NamedTuple):
 def write_checkpoint(
     checkpoint: Checkpoint, record: Record, position: Position | None
 ) -> None:
-    """Writes a run, replacing the file if it exists; notes it in the record.
+    """Writes a run, replacing an existing file; updates ``record.kept``.
 
     Args:
       position: the position before the next round; None for a run that is over.
 
     Raises:
-      OSError: it cannot be written.
+      OSError: the file cannot be written.
     """
     run_on_first(partial(_write, checkpoint, record, position))
     record.kept = record.num_rounds

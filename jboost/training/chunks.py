@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Chunks of up to 16 rounds in one call of a compiled program, and their pacing."""
+"""Chunks of up to 16 rounds, queued without waiting for results, and their pacing."""
 
 import threading
 import time
@@ -103,7 +103,7 @@ def pace_rounds(
 def wait_for(results: Any, count: int) -> None:
     """Waits for the results of a call so that signals are handled meanwhile (ctrl-C).
 
-    Python handles signals in its main thread, and not as long as JAX waits in it. Calls
+    Python handles signals in its main thread, but not while JAX waits in it. Calls
     of several rounds are short enough; see :func:`pace_rounds`.
 
     Args:
@@ -123,9 +123,9 @@ def wait_for(results: Any, count: int) -> None:
 def open_bar(total: int, progress: bool, unit: str = "round") -> tqdm:
     """Opens a progress bar of rounds or other units; hidden without ``progress``.
 
-    Of several processes that train together the first one shows it.
+    If several processes train together, only the first one shows it.
 
-    Until the first is made it says that programs are being compiled.
+    Until the first round is made, it says that programs are being compiled.
     """
     hidden = not checks.check_flag("progress", progress) or process_number() > 0
     return tqdm(total=total, disable=hidden, unit=unit, desc="compiling")
@@ -213,7 +213,7 @@ class Runner(Protocol):
 
     @property
     def most_rounds(self) -> int:
-        """How many rounds one call may make."""
+        """The most rounds that one call may make."""
         ...
 
     def run(self, position: Position, first: int, count: int) -> Chunk:
@@ -259,10 +259,10 @@ class ArrayRunner:
     def run(self, position: Position, first: int, count: int) -> Chunk:
         """Makes ``count`` rounds, beginning with round ``first``."""
         last, stored, trees, made = self._make_rounds(position, first, count)
-        while not (made.regular[:count].all() and made.kept[:count].all()):
+        while not (made.all_finite[:count].all() and made.kept[:count].all()):
             # A fallback that one round needs will be needed again.
             self._whole = IncludeFallbacks(
-                derive=self._whole.derive or not made.regular[:count].all(),
+                derive=self._whole.derive or not made.all_finite[:count].all(),
                 finish=self._whole.finish or not made.kept[:count].all(),
             )
             last, stored, trees, made = self._make_rounds(position, first, count)
@@ -277,7 +277,7 @@ class ArrayRunner:
         return self.job.rows.read_codes()
 
     def _make_rounds(self, position, first, count):
-        """Makes rounds; of few rows, waits only for the last one."""
+        """Makes rounds; with few rows, waits only for the last one."""
         state, set_steps = position
         options = choose_stages(self.job.problem, state, self.job.reports, self._whole)
         start, extend, end = self._find_programs(options, state.steps)
@@ -296,7 +296,7 @@ class ArrayRunner:
             if many and here and grown is not None:
                 # On a CPU, XLA gives memory to a program long before it can run: one at
                 # a time. A GPU would lack work meanwhile.
-                jax.block_until_ready(grown.regular)
+                jax.block_until_ready(grown.all_finite)
             grown = extend(self._growth, bare, derived, words)
             self._tidy(state.steps)
             found, stored, row_losses = end(
@@ -372,7 +372,7 @@ class ArrayRunner:
         losses: Any = np.zeros(1 + len(position.set_steps), np.float32)
         improvement: Any = np.float32(0) if bagged else None
         true: Any = np.bool_(True)
-        return Summary(losses, improvement, regular=true, kept=true)
+        return Summary(losses, improvement, all_finite=true, kept=true)
 
     def _make_room(self, position):
         """Returns empty arrays for the rounds of a chunk."""

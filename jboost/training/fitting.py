@@ -63,7 +63,7 @@ _FEW = 20  # in fewer rows, two distinct values may be chance
 
 
 def hint_at_classes(function: Callable[P, R]) -> Callable[P, R]:
-    """Decorates ``fit(x, y, loss=squared_error)``; its signature stays the same."""
+    """Decorates ``fit`` to warn if y looks like labels and the loss is the default."""
 
     @functools.wraps(function)
     def hinted(*args: P.args, **kwargs: P.kwargs) -> R:

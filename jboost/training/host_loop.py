@@ -95,7 +95,7 @@ def run_rounds(run: FitRun) -> Trained:
       TrainingInterrupted: a signal (ctrl-C) ended the run.
     """
     try:
-        kept = _count_rounds(run)
+        kept = _train_until_over(run)
         _tell_gaps(run, kept)
         return Trained(
             run.record.model(kept), run.record.history(run.record.num_rounds, kept)
@@ -110,7 +110,7 @@ def run_rounds(run: FitRun) -> Trained:
         ).with_traceback(interrupt.__traceback__) from None
 
 
-def _count_rounds(run):
+def _train_until_over(run):
     """Makes rounds; returns how many of them the model keeps."""
     try:
         _make_rounds(run)
@@ -140,7 +140,7 @@ def _tell_gaps(run, kept):
     """Warns of rounds that could not be compared.
 
     Raises:
-      TrainingError: early stopping found none that it could keep.
+      TrainingError: early stopping found no round that it could keep.
     """
     record = run.record
     number = record.num_rounds
@@ -326,7 +326,7 @@ def _record_round(run, chunk, entry):
 
 
 def _notify(run):
-    """Calls every callback; returns whether one asks to stop, on any process."""
+    """Calls every callback; returns whether one, on any process, asks to stop."""
     if not run.watched:
         return False
     record = run.record
@@ -334,7 +334,7 @@ def _notify(run):
     number, history, model = done - 1, record.history(done), record.model(done)
     stops, failures = [], []
     try:
-        # Programs that a callback runs may belong on another platform than training.
+        # A callback may run programs on another platform than training does.
         with use_implementation(None):
             stops = [bool(watch(number, history, model)) for watch in run.watchers]
     except BaseException as error:
@@ -355,7 +355,7 @@ def _notify(run):
 
 def _measure(job, chunk, entry, record):
     """Returns {set: {metric: value}} of one round, on the rows without padding."""
-    # Of the rows of all processes, so that these stop after the same round.
+    # All processes use the rows of all, so that they stop after the same round.
     values: dict[str, dict[str, float]] = {}
     sets = zip(
         job.real.items(), (job.rows, *job.sets.values()), chunk.snapshots, strict=True

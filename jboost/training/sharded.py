@@ -81,7 +81,7 @@ class RowLayout(NamedTuple):
         )
 
     def put_zeros(self, shape: tuple[int, ...]) -> Array:
-        """Returns zeros of a shape followed by the rows."""
+        """Returns zeros [*shape, rows], with the rows divided among the shards."""
         sharding = NamedSharding(self.mesh, rows_of(self.shards, len(shape)))
         local = np.zeros((*shape, len(self.own) * self.length), np.float32)
         return jax.make_array_from_process_local_data(sharding, local)
@@ -119,7 +119,7 @@ class RowLayout(NamedTuple):
 
 
 def padded_rows(num_rows: int) -> int:
-    """Rounds the rows of a training run up: few sizes for small tables."""
+    """Rounds a number of training rows up, so that small tables have few sizes."""
     larger = (size for size in _SMALL_SIZES if size >= num_rows)
     return next(larger, padded_size(num_rows))
 
@@ -168,7 +168,7 @@ def check_devices(mesh: Mesh) -> None:
 def compile_start(spread: RowLayout, find_start: Callable[..., Any], loss: Any) -> Any:
     """Compiles a function of constants, data and a StartPoint for every shard.
 
-    It returns state, rule, the loss of each row, and whether :func:`is_endless` holds.
+    It returns state, rule, the loss of each row, and :func:`is_unbounded`.
     """
     shards = spread.shards
     columns = rows_of(shards, 1)
@@ -242,8 +242,8 @@ def _grown(shards, steps):
         RowDerivatives, gradient=nothing, curvature=nothing, factor=columns,
         known=columns,
     )  # fmt: skip
-    now = fill_spec(RoundPlan, shape=nothing, fitted=fitted, in_bag=rows_of(shards))
-    grown = fill_spec(RoundTrees, now=now, leaf=columns)
+    plan = fill_spec(RoundPlan, shape=nothing, fitted=fitted, in_bag=rows_of(shards))
+    grown = fill_spec(RoundTrees, plan=plan, leaf=columns)
     if not steps:
         return grown
     return grown._replace(state=spec_of_state(shards), set_steps=columns)

@@ -48,7 +48,7 @@ from jboost.training.record import Record
 from jboost.training.rows import PaddedRows
 from jboost.training.sharded import compile_for_rows, compile_start
 from jboost.trees.initial import START_RULES, MedianStart
-from jboost.trees.slopes import Slopes, count_group_slopes, count_slopes, is_endless
+from jboost.trees.slopes import Slopes, count_group_slopes, count_slopes, is_unbounded
 from jboost.trees.tree import LeafSums, Tree
 
 
@@ -378,10 +378,10 @@ def start(
     """
     words = np.array([0, seed], np.uint32)  # as seed_from_key(jax.random.key(seed))
     begin = StartPoint(init_score, words)
-    found = _start_together(job, begin, in_memory)
+    found = _start_in_stages(job, begin, in_memory)
     (state, rule, values, endless), problem = found, job.problem
     if endless:
-        refuse_endless()
+        refuse_unbounded()
     if isinstance(init_score, MedianStart):
         check_minimizers(problem, job.rows, state, "init_score='median'")
     if problem.method.leaf_solver == "median_step":
@@ -398,17 +398,17 @@ def start(
     return state, "median" if isinstance(init_score, MedianStart) else "given"
 
 
-def _start_together(job, begin, in_memory):
+def _start_in_stages(job, begin, in_memory):
     """Finds the start in stages, where all rows can be on one device."""
     rows, loss, constants = job.rows, job.problem.loss, job.problem.constants
     if loss.coupled:
-        return _start_apart(job, begin)
+        return _start_in_one_program(job, begin)
     num_scores, size = rows.offset.shape
     if rows.spread is not None:
         size = rows.spread.shards.padded
     # Programs on few rows may round in another way than those on many.
     if num_scores * size > FEW and (rows.spread is not None or not in_memory):
-        return _start_apart(job, begin)
+        return _start_in_one_program(job, begin)
     data = job.problem.data._replace(codes=None)
     if rows.spread is not None:
         constants = fetch(constants)  # from all devices
@@ -432,7 +432,7 @@ def _start_together(job, begin, in_memory):
     return state, rule, rows.spread.put(values[own]), endless
 
 
-def _start_apart(job, begin):
+def _start_in_one_program(job, begin):
     """Finds the start in one program."""
     program, operands = start_program(job, begin)
     return program(*operands)
@@ -514,8 +514,8 @@ def _check_found(problem, rows, state, slopes, setting):
         )
 
 
-def refuse_endless() -> NoReturn:
-    """Raises for a loss that :func:`is_endless`."""
+def refuse_unbounded() -> NoReturn:
+    """Raises for a loss that :func:`is_unbounded`."""
     raise ValueError(
         "loss must have a minimum in the score, got one without a minimum for any row "
         "of positive weight: it is linear or concave in the score, so unbounded below; "
@@ -533,7 +533,7 @@ def _find_start(loss, constants, data, start):
     objective = Objective(
         loss, constants, data.targets, state.parameters, state.minimizer
     )
-    endless = is_endless(objective, state.scores, data.weights)
+    endless = is_unbounded(objective, state.scores, data.weights)
     return state, rule, values, endless
 
 

@@ -31,7 +31,7 @@ _LARGEST = 2**31 - 1
 def accumulate(values: Int32[Array, "N C"]) -> Int32[Array, "N C"]:
     """Returns running sums along N.
 
-    Row by row on a CPU, which is several times faster there than a parallel sum.
+    A CPU adds row by row, which is several times faster there than a parallel sum.
     """
 
     def one_by_one(values):
@@ -73,10 +73,10 @@ def find_bins(
 
         r(v) = (mass of values below v + mass of v / 2) / mass of all values.
 
-    Candidates are the ends of the bins. So between neighboring candidates lies less
-    than eps of the mass, plus half of that of the bin's first and last value; and a
-    value of mass 2 eps or more has a bin of its own. Chen and Guestrin 2016, eq. 8
-    and 9, require the same, as far as values can be cut at all.
+    Candidates are the ends of the bins. So the share of the mass between neighboring
+    candidates is less than eps plus half of the shares of the bin's first and last
+    values, and a value with a share of 2 eps or more has a bin of its own. Chen and
+    Guestrin 2016, eq. 8 and 9, require the same, as far as values can be cut at all.
 
     Args:
       segments: the nodes.
@@ -91,7 +91,7 @@ def find_bins(
     changes = segments.code[1:] != segments.code[:-1]
     ends = jnp.append(changes, True) | segments.last
     begins = jnp.append(True, ends[:-1])
-    # Running sums ascend, so that their maximum so far is the latest one.
+    # Running sums ascend, so their maximum so far is the latest one.
     low = _run(jnp.maximum, jnp.where(begins, running - mass, 0), reverse=False)
     high = _run(jnp.minimum, jnp.where(ends, running, _LARGEST), reverse=True)
     low, high = ((end - segments.below).astype(jnp.float32) for end in (low, high))
@@ -135,7 +135,7 @@ def propose(
     *,
     num_bins: int,
 ) -> Proposal:
-    """Proposes candidates for a whole tree, each value once: B - 1 bins of values.
+    """Proposes candidates for a whole tree: at most B - 1 bins of values per feature.
 
     Args:
       codes: the codes of the rows, one for every distinct value; with ``order``.
@@ -195,11 +195,11 @@ def restore_thresholds(
 def measure(
     values: Float[Array, " N"], in_bag: UInt8[Array, " N"]
 ) -> Int32[Array, " N"]:
-    """Returns masses as integers: their sum fits 31 bits, equal ones stay equal.
+    """Returns masses as integers: their sum fits 31 bits, and equal ones stay equal.
 
     Args:
       values: the masses, >= 0.
-      in_bag: how many times each row counts; 0 for rows that do not.
+      in_bag: how many times each row counts; 0 for rows outside the bag.
     """
     least = jnp.min(jnp.where(in_bag > 0, values, jnp.inf))
     values = jnp.where(in_bag > 0, values, 0.0)

@@ -65,10 +65,10 @@ class SortedGroups(NamedTuple):
 
 
 class RowMoves(NamedTuple):
-    """How positions change from one level to the next."""
+    """The moves of rows to new positions, from one level to the next."""
 
     right: Bool[Array, " N"]  # rows that go to the second part of their group
-    stays: Bool[Array, " N"]  # positions
+    stays: Bool[Array, " N"]  # positions outside all groups, where no row moves
     before: Int32[Array, " N"]  # rows that go right from groups before this position's
     second: Int32[Array, " N"]  # where the second part of this position's group starts
 
@@ -87,7 +87,7 @@ class SortedLevel(NamedTuple):
 
 
 class _Best(NamedTuple):
-    """The best cut after each position, over the features looked at.
+    """The best cut after each position, over the features seen so far.
 
     The last two exist only if leaf values are limited: the sums of the left side, and
     whether only missing values go right, whatever values other rows have.
@@ -162,7 +162,7 @@ def _live_channels(state, rows, mass):
 
 
 def _describe(state, channels):
-    """Sums of the nodes, laid out by position."""
+    """Returns the sums of the nodes, laid out by position."""
     slots, slot = state.position.shape[0], state.groups.slot
     totals = xla.segment_sum(channels, state.row_slot, slots + 1)
     below = jnp.cumsum(totals, axis=0) - totals  # slots are in the order of positions
@@ -179,7 +179,7 @@ def _describe(state, channels):
 
 
 def _move(order, moves):
-    """Rows of each group that go left, then those that go right, in their order."""
+    """Moves the rows that go right behind those that go left, group by group."""
     right = moves.right[order]
     passed = accumulate(right.astype(jnp.int32)[:, None])[:, 0] - moves.before
     here = jnp.arange(order.shape[0], dtype=jnp.int32)
@@ -366,7 +366,7 @@ def grow_sorted_tree(
         :func:`jboost.trees.candidates.measure`; None: every value is a candidate.
       max_depth: number of levels of splits.
       max_nodes, max_leaves: see :func:`jboost.trees.grow.grow_levels`.
-      uniform: all rows in the bag have the same curvature.
+      uniform: whether all rows in the bag have the same curvature.
 
     Returns:
       The tree and the leaf of every row.

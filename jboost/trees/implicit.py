@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from jboost.numerics.exact import sum_by_group
-from jboost.objective.evaluation import gradients, mean_of_rows
+from jboost.objective.evaluation import gradients, weighted_mean
 from jboost.objective.minimizers import find_kinked
 from jboost.objective.tracing import TracedLoss
 from jboost.trees.leaf_operations import derive_selected
@@ -133,7 +133,7 @@ def derive_joint_start(
     def balance(arrays, offset, weights, c=start):
         objective = arrays._replace(loss=loss)
         rows = gradients(objective, offset + c[:, None])
-        return mean_of_rows(objective, rows, weights)
+        return weighted_mean(rows, weights)
 
     _, change = jax.jvp(balance, operands, tangents)
     hessian = jax.jacfwd(partial(balance, *operands))(start)
@@ -142,5 +142,5 @@ def derive_joint_start(
     inverse = jnp.linalg.pinv(hessian * jnp.outer(unit, unit), rtol=_FLAT)
     slopes = jnp.abs(gradients(objective, offset + start[:, None]))
     lost = jnp.all(hessian == 0, axis=1)
-    lost &= mean_of_rows(objective, slopes, weights) > 0
+    lost &= weighted_mean(slopes, weights) > 0
     return jnp.where(lost, jnp.nan, -unit * (inverse @ (unit * change)))

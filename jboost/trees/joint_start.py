@@ -27,7 +27,6 @@ from jboost.objective.evaluation import (
     hessians,
     loss_values,
     mean_hessian,
-    mean_of_rows,
     weighted_mean,
 )
 from jboost.objective.jaxprs import MANY_SCORES
@@ -173,7 +172,7 @@ class _Parabola(NamedTuple):
 
 
 def _propose_for_many(objective, scores, state, slopes, weights):
-    """Proposes a step like :func:`_propose`, by conjugate gradients, without Hessian.
+    """Proposes a step like :func:`_propose`, by conjugate gradients, with no Hessian.
 
     The preconditioner is the diagonal. The iteration ends when no slope exceeds
     rounding or a small share of the first slopes, or at a negative curvature.
@@ -250,7 +249,7 @@ def _follow(found, parabola, product) -> _Solution:
 
 @stage
 def _end_step(point, parabola, found) -> _NewtonStep:
-    # Without a product, the step of the diagonal.
+    # Before the first product, this is the step of the diagonal.
     step = jnp.where(found.number > 0, found.step, found.along)
     size = jnp.max(parabola.own)
     length = jnp.max(jnp.abs(step)) * jnp.maximum(1.0, jnp.sqrt(size))
@@ -327,7 +326,7 @@ def one_group(
 def best_of(
     objective: Objective, groups: LeafProblems, starts: Float[Array | np.ndarray, " S"]
 ) -> Float[Array, ""]:
-    """Returns the start of the least mean loss."""
+    """Returns the start with the least mean loss."""
     losses = map_points(lambda c: total_loss(objective, groups, c), starts)
     return _choose_least(starts, losses)
 
@@ -353,7 +352,7 @@ def total_loss(
 ) -> Float[Array, ""]:
     """Returns the mean loss with c added to the groups' score."""
     scores = _add_to_score(groups, c)
-    return mean_of_rows(objective, loss_values(objective, scores), groups.weights)
+    return weighted_mean(loss_values(objective, scores), groups.weights)
 
 
 @elementwise
@@ -376,10 +375,10 @@ def minimise_jointly(objective, offset, weights):
     Damped Newton from 0 is enough for a convex loss in ordinary units. Otherwise it is
     restarted where a search along one score after another ends, as long as that
     helps. The search goes by slopes alone: it also finds where the gradients balance if
-    they are not the derivatives of the values (``jax.lax.stop_gradient``). Along many
-    scores it would take too long: they go without.
+    they are not the derivatives of the values (``jax.lax.stop_gradient``). With many
+    scores, the search would take too long and is left out.
 
-    Derivatives are by the implicit function theorem: -H^+ dg, with g the mean gradient
+    Derivatives follow the implicit function theorem: -H^+ dg, with g the mean gradient
     and H its derivative; 0 along directions without curvature, NaN for a score that has
     slopes and no curvature.
     """
@@ -469,7 +468,7 @@ def _find_best(objective, groups, starts):
 
 @stage
 def _open_line(offset, weights, c, turn):
-    """Returns the problem along the score of a turn, and that score."""
+    """Returns the problem along the score of a turn, and the index of that score."""
     k = turn % offset.shape[0]
     return one_group(offset + c[:, None], weights, k), k
 

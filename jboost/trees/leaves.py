@@ -49,7 +49,7 @@ class LeafProblems(NamedTuple):
       group: the group of each row.
       penalty: coefficient of c^2 / 2 in each problem.
       l1: coefficient of |c| in every problem; None: 0.
-      resting: weight of one pseudo-row per group, which pulls order statistics toward
+      zero_rows: weight of one pseudo-row per group, which pulls order statistics toward
         0; see :func:`jboost.trees.leaves.solve_at_kinks`. None: 0.
     """
 
@@ -60,7 +60,7 @@ class LeafProblems(NamedTuple):
     group: Int32[Array, " N"]
     penalty: Float[Array, " G"]
     l1: Float[Array, ""] | None = None
-    resting: Float[Array, ""] | None = None
+    zero_rows: Float[Array, ""] | None = None
 
 
 def take_rows(groups: LeafProblems, rows: Int32[Array, " M"]) -> LeafProblems:
@@ -99,7 +99,7 @@ def newton_step(
 ) -> tuple[Float[Array, " L"], Float[Array, " L"]]:
     """Returns -G / (H + penalty) of each leaf (Chen and Guestrin 2016, eq. 5).
 
-    0 where H is not positive, as in XGBoost.
+    The value is 0 where H is not positive, as in XGBoost.
 
     Args:
       gradient, curvature: G and H, weighted sums over the leaf's rows.
@@ -144,10 +144,10 @@ def solve_at_kinks(
 ) -> Float[Array, " G"]:
     """Returns order statistics if each row has one kink, else the result of ``solve``.
 
-    With ``groups.resting`` = m, each group has one more row, of weight m, the slopes of
-    an average row and its minimum at the present score. For squared error such a row
-    would add m c^2 / 2 to a leaf's loss, as l2 does; for absolute error the value is
-    the median of the residuals and of m zeros.
+    With ``groups.zero_rows`` = m, each group has one more row, of weight m, with the
+    slopes of an average row and its minimum at the present score. For squared error
+    such a row would add m c^2 / 2 to a leaf's loss, as l2 does; for absolute error the
+    value is the median of the residuals and of m zeros.
     """
     assert objective.minimizer is not None
     minimizer = objective.minimizer
@@ -167,17 +167,17 @@ def _find_middles(minimizer, groups, kinks, slopes):
     left, right = slopes
     kinks_of_rows, scale = (left, left + right), kinks.scale
     rows = (minimizer[0], groups.scores[0], groups.weights, groups.group)
-    if groups.resting is not None:
-        rows, kinks_of_rows, scale = _add_resting(rows, kinks_of_rows, scale, groups)
+    if groups.zero_rows is not None:
+        rows, kinks_of_rows, scale = _add_zero_rows(rows, kinks_of_rows, scale, groups)
     *values, group = rows
     return middle_minimizers(
         *values, kinks_of_rows, scale, group, groups.penalty.shape[0]
     )
 
 
-def _add_resting(rows, kinks, scale, groups):
+def _add_zero_rows(rows, kinks, scale, groups):
     """Appends one row to each group."""
-    num_groups, resting = groups.penalty.shape[0], groups.resting
+    num_groups, zero_rows = groups.penalty.shape[0], groups.zero_rows
     every = jnp.arange(num_groups, dtype=groups.group.dtype)
     means = [weighted_mean(kink, groups.weights) for kink in kinks if kink.ndim]
     if means:
@@ -186,13 +186,13 @@ def _add_resting(rows, kinks, scale, groups):
             for kink, mean in zip(kinks, means, strict=True)
         ]
     kink = means[1] if means else kinks[1]
-    added = (jnp.float32(0), jnp.float32(0), on_first_shard(resting), every)
+    added = (jnp.float32(0), jnp.float32(0), on_first_shard(zero_rows), every)
     rows = [
         jnp.append(values, jnp.broadcast_to(value, num_groups))
         for values, value in zip(rows, added, strict=True)
     ]
     # Half of the range for the rows, half for the added rows.
-    scale = jnp.minimum(scale, exact_scale(resting * kink)) / 2
+    scale = jnp.minimum(scale, exact_scale(zero_rows * kink)) / 2
     return rows, tuple(kinks), scale
 
 
@@ -353,10 +353,10 @@ def _ask_slopes(objective, groups, step, promised, kept, hidden):
 def step_from_median(objective: Objective, groups: LeafProblems) -> Float[Array, " G"]:
     """Steps from the median: m - sum_i w_i l'(F_i + m) / sum_i w_i l''(F*_i).
 
-    For Huber's loss m + mean of sign(r - m) min(delta, |r - m|), the leaf of
+    For Huber's loss, it is m + mean of sign(r - m) min(delta, |r - m|), the leaf of
     M_TreeBoost (Friedman 2001, algorithm 4; Huber 1964). A robust loss curves most at
-    its minimum, so that this step lowers the leaf's loss; where it would not, m
-    stays. NaN where a row that counts has a slope but no minimum F*.
+    its minimum, so this step lowers the leaf's loss; where it would not, the value is
+    m. It is NaN where a row that counts has a slope but no minimum F*.
     """
     assert objective.minimizer is not None
     middle = find_medians(objective, groups)
@@ -399,8 +399,8 @@ def solve_groups(
 ) -> Float[Array, " G"]:
     """Returns the exact minimizer where wanted, else ``step``.
 
-    The candidate with the least loss among the minimum found, the step and 0: for a
-    loss with several minima the one found may be a poor one. For derivatives see
+    It is the candidate with the least loss among the minimum found, the step and 0: if
+    a loss has several minima, the one found may be a poor one. For derivatives, see
     :func:`jboost.trees.implicit.derive_solution`.
     """
     loss, arrays = objective.loss, objective._replace(loss=None)

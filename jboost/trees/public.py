@@ -187,17 +187,17 @@ class Histogram(NamedTuple):
 
     @property
     def gradients(self) -> Float[Array, "M F B"]:
-        """Returns the sums of gradients."""
+        """The sums of gradients of each node, feature and code."""
         return self.sums[..., 0].astype(jnp.float32) * self.unit[0]
 
     @property
     def curvatures(self) -> Float[Array, "M F B"]:
-        """Returns the sums of curvatures."""
+        """The sums of curvatures of each node, feature and code."""
         return self.sums[..., 1].astype(jnp.float32) * self.unit[1]
 
     @property
     def counts(self) -> Int32[Array, "M F B"]:
-        """Returns the numbers of rows."""
+        """The number of rows of each node, feature and code."""
         return self.sums[..., 2]
 
 
@@ -232,7 +232,7 @@ def build_histogram(
         best where the program runs.
 
     Raises:
-      TypeError, ValueError: arguments that do not fit together.
+      TypeError, ValueError: an argument is invalid, or two do not fit together.
 
     Example:
       >>> import jax.numpy as jnp, jboost as jb
@@ -279,11 +279,11 @@ def find_split(
     min_child_samples: int = 1,
     monotone: Any = None,
 ) -> Split:
-    """Finds the best split of each node: feature, threshold, direction of missing.
+    """Finds the best split of each node, and the side that missing values go to.
 
     gain = [G_L^2/(H_L+l2) + G_R^2/(H_R+l2) - G^2/(H+l2)] / 2 - min_gain (Chen and
-    Guestrin 2016, eq. 7). Equal gains go to the lowest feature, then the lowest
-    threshold, then to missing rows right.
+    Guestrin 2016, eq. 7). Among equal gains, the lowest feature wins, then the lowest
+    threshold, then the split that sends missing rows to the right.
 
     Args:
       histogram: sums of M nodes, from :func:`jboost.parts.build_histogram`.
@@ -297,7 +297,7 @@ def find_split(
       with 1 <= code <= threshold go left.
 
     Raises:
-      TypeError, ValueError: arguments that do not fit together.
+      TypeError, ValueError: an argument is invalid, or two do not fit together.
 
     Example:
       >>> import jax.numpy as jnp, jboost as jb
@@ -393,7 +393,7 @@ def grow_tree(
       mask: rows to learn from; the others only get a leaf. None: all.
       key: seeds column sampling, and stochastic rounding, which tables of more than
         32,768 rows need; use another for each tree.
-      implementation: choice of kernels, as for :func:`jboost.parts.build_histogram`.
+      implementation: the kernels to use, as in :func:`jboost.parts.build_histogram`.
 
     Returns:
       The tree, and the leaf of each row: ``tree.leaf_value[leaf]`` is its
@@ -401,7 +401,7 @@ def grow_tree(
       :func:`jboost.parts.predict_tree` and :func:`jboost.parts.stack_trees`.
 
     Raises:
-      TypeError, ValueError: arguments that do not fit together.
+      TypeError, ValueError: an argument is invalid, or two do not fit together.
 
     Example:
       >>> import jax.numpy as jnp, jboost as jb
@@ -473,7 +473,7 @@ def fit_leaves(
       l1: moves each G toward 0 first.
       l2: added to each H.
       mask: rows to learn from; None: all.
-      implementation: choice of kernels, as for :func:`jboost.parts.build_histogram`.
+      implementation: the kernels to use, as in :func:`jboost.parts.build_histogram`.
 
     Example:
       >>> import jax.numpy as jnp, jboost as jb
@@ -521,7 +521,7 @@ def find_leaves(
       tree: a tree from :func:`jboost.parts.grow_tree`, or a round of K trees from
         :func:`jboost.boost_step`.
       binned: codes of any rows, from the same bins as in training.
-      implementation: choice of kernels, as for :func:`jboost.parts.build_histogram`.
+      implementation: the kernels to use, as in :func:`jboost.parts.build_histogram`.
 
     Returns:
       Leaves [N], also if K scores share one tree; [N, K] for K > 1 trees.
@@ -594,7 +594,7 @@ def _find_rows(tree, binned):
 def stack_trees(
     trees: Sequence[Tree] | Tree, init_score: ArrayLike | float = 0.0
 ) -> BoostedTrees:
-    """Stacks trees to a model on codes; :func:`jboost.to_ensemble` makes it one on x.
+    """Stacks trees into a model on codes; :func:`jboost.to_ensemble` makes one on x.
 
     Args:
       trees: one or more trees of equal depth from :func:`jboost.parts.grow_tree`, or

@@ -119,7 +119,7 @@ def _is_no_lower(lowest, values, here):
     return lowest & ~(values < here - ROUNDING * jnp.abs(here))
 
 
-def is_endless(
+def is_unbounded(
     objective: Objective, scores: Float[Array, "K N"], weights: Float[Array, " N"]
 ) -> Bool[ArrayLike, ""]:
     """Returns whether a loss of constant curvature has slopes but no minima.
