@@ -203,10 +203,10 @@ def _name(loss):
 
 
 _STREAM = np.uint32(0x9E3779B9)  # keeps these random numbers apart from those of trees
-_NOISE = 1e-5  # of a sum of magnitudes: below it, a group's float32 sum is noise
-_FIRST_STEP = 1e-3  # of the search for the initial score
+_NOISE = 1e-5  # share of a sum of magnitudes; a smaller float32 sum is noise
+_FIRST_STEP = 1e-3  # the first step of the search for the initial score
 _PROBES = 10  # each is 16 times as far as the one before: up to 7e7
-_SWEEPS = 4  # over K > 1 scores
+_SWEEPS = 4  # searches over all scores, if K > 1
 _STOPPING = Stopping(steps=5, residual=0.1, least_bend=0.25, overshoot=0.0)
 
 

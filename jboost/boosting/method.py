@@ -39,7 +39,7 @@ from jboost.trees.limits import (
     limit_values,
 )
 
-_MOST_CELLS = 2**30  # in the histograms of one level of sparse data: 4 GiB
+_MOST_CELLS = 2**30  # limit on the histograms of one level of sparse data: 4 GiB
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ from jboost.entry.feature_checks import check_feature
 from jboost.entry.messages import show
 from jboost.tables.categories import Categories, Category, describe_column
 
-MOST_VALUES = 2**24  # integers that float32 tells apart
-MOST_CELLS = 2**26  # of the table of codes: 256 MiB
+MOST_VALUES = 2**24  # float32 tells apart integers up to this one
+MOST_CELLS = 2**26  # the most cells of the table of codes: 256 MiB
 
 
 def find_categorical_features(

@@ -35,8 +35,8 @@ from jboost.distributions.special import (
 )
 
 _LARGE = 64.0  # from this concentration on, terms of the log density would cancel
-_LEAST_RATIO = 1e-12  # of a value to the mean
-_SMALL = 0.1  # an inverse concentration
+_LEAST_RATIO = 1e-12  # the least ratio of a value to the mean
+_SMALL = 0.1  # an inverse concentration that counts as small
 # (-1)^n zeta(n) (2^n - 2) / n for n from 9 to 2: the terms of log Gamma(1 + 2 u) - 2
 # log Gamma(1 + u), a series in u.
 _MOMENTS = (

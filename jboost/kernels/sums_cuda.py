@@ -8,11 +8,11 @@ from jaxtyping import Array, Float, Int32, UInt32
 from jboost.kernels.cuda_launch import BLOCKS, Launch, divide_rows, launch
 
 _INT = 4  # bytes
-_LANES = 32  # of a warp
+_LANES = 32  # the lanes of a warp
 _WORD = 8  # bytes
 _MOST_THREADS = 1024
-_MOST_BYTES = 48 * 1024  # of a block's table
-_MOST_ROWS = 2**15  # of a block, so that sums of 16 bits fit 31
+_MOST_BYTES = 48 * 1024  # the largest table of a block
+_MOST_ROWS = 2**15  # the most rows of a block, so that sums of 16 bits fit 31
 
 
 def sum_keys(

@@ -324,14 +324,14 @@ def predict_intercepts(
 
 
 def _number_groups(groups):
-    """Returns numbers from 0 to N - 1 for ids of any kind; traced ids must be such."""
+    """Returns numbers from 0 to N - 1 for ids of any kind; traced ids are kept."""
     if isinstance(groups, Tracer):
         return groups
     return jnp.asarray(number_ids(read_ids(groups))[0], jnp.int32)
 
 
 def _summarize(scores, targets, weights, groups):
-    """Returns the weight and mean residual of each group, and the squares within."""
+    """Returns weight and mean residual by group, and the total of squares within."""
     difference = jnp.asarray(targets, scores.dtype) - scores
     difference = clear(difference, weights > 0)
 

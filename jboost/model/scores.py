@@ -91,7 +91,7 @@ def _score_matrix(staged, model, rows, offset):
 
 
 def find_row_leaves(model: Any, rows: Any) -> Array | np.ndarray:
-    """Returns each row's leaf in each tree, [N, R], or [N, R, S] for several scores."""
+    """Returns each row's leaf in each tree, [N, R], or [N, R, S] for S > 1."""
     if isinstance(model, ReadyModel):
         return model.run("leaves", rows)
     return compiled(_find_matrix_leaves)(model, rows)

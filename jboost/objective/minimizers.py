@@ -255,7 +255,7 @@ _DISTANCES = 4  # slopes are compared at 2^-10, 1, 2^10 and 2^20 times the size
 _SIDE = 2.0**-20  # relative distance from a minimizer to slopes evaluated beside it
 _LEAST_SIDE = 1e-36  # the same distance from 0
 BLOCK = 8192  # rows per block
-_MOST_ENTRIES = 2**22  # of the Hessians of a block that are in memory together
+_MOST_ENTRIES = 2**22  # the most entries of Hessians that are in memory together
 _NOWHERE = float("inf")  # stands for "no minimizer"; NaN would trip jax_debug_nans
 _NONE = np.float32(0.0)
 _PROBES = 12  # the farthest probe is 16^12 times as far as the first
@@ -558,7 +558,7 @@ def _are_both(numpy, one, other):
 
 _FARTHER = 1024.0  # times that distance: there, a smooth slope rises 1024 times as much
 _SAME = 0.1  # share of the rise farther away that only a slope with a jump reaches
-_JUMP = 2.0**-10  # of the slope far away: a smaller jump may be rounding
+_JUMP = 2.0**-10  # share of the rise far away; a smaller jump may be rounding
 
 
 def locate_minimizers(objective: Objective, num_rows: int) -> Float[Array, "K N"]:

@@ -61,7 +61,7 @@ def is_of_groups(loss: Any, groups: Any, y: Any, num_scores: int) -> bool:
     try:
         part = _take_group(groups, y)
         found = estimate_in_group(loss, part, num_scores)
-    except Exception:  # refused later, by name
+    except Exception:  # a later check refuses it by name
         return False
     parameters = (found,) if isinstance(loss, Adaptive) else ()
     return _compare(loss, part, parameters, num_scores)
@@ -176,8 +176,8 @@ def compare(
     number = request.folds if isinstance(request.folds, int | np.integer) else 1
     stops = settings.early_stopping_rounds is not None or not request.keeps_models
     refuse_large_model(settings, int(number), may_stop=stops)
-    # An adaptive loss estimates its parameters from all rows it is given, so that
-    # padding would change them.
+    # An adaptive loss estimates its parameters from all rows it is given, so padding
+    # would change them.
     padded = all(may_pad_rows(each, request.groups) for each in bound)
     by, metrics = read_by(request.by, check_metrics(request.metrics))
     request, grouped = _read_groups(request, bound, settings.num_scores)
@@ -294,7 +294,7 @@ def _read_groups(request, bound, num_scores):
     labels = groups.number if isinstance(groups, RowGroups) else groups
     drawn = isinstance(request.folds, int | np.integer)
     if isinstance(groups, str) or not (drawn or hasattr(request.folds, "split")):
-        labels = None  # they do not make the folds
+        labels = None  # the groups do not determine the folds
     return request._replace(rows=rows, groups=labels), bound
 
 

@@ -42,11 +42,11 @@ from jboost.streams.blocks import (
 from jboost.streams.folders import BlockError, Folders, as_text, trim_heap
 
 _MOST_BLOCK_ROWS = 1 << 18
-_BLOCK_SHARE = 1 / 8  # of the memory is for blocks
+_BLOCK_SHARE = 1 / 8  # the share of the memory that blocks may take
 _CHUNK = 16384  # rows; blocks of whole chunks are summed fastest
 _PIECE = 16384  # rows that are binned at a time
-_PIECE_CELLS = 1 << 22  # in such a piece at most
-_FAILURES = (TypeError, ValueError, OSError, BlockError)  # of a pass
+_PIECE_CELLS = 1 << 22  # the most cells in such a piece
+_FAILURES = (TypeError, ValueError, OSError, BlockError)  # errors of a pass
 
 
 class Pass(NamedTuple):

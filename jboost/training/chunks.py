@@ -56,10 +56,10 @@ from jboost.training.sharded import compile_round
 from jboost.trees import category_splits
 from jboost.trees.tree import LeafSums, Tree
 
-MOST_ROUNDS = 16  # in one call of a compiled program
+MOST_ROUNDS = 16  # the most rounds in one call of a compiled program
 _CALL_SECONDS = 0.5  # how long a call should take, so that progress keeps moving
 _SHORTEST_SLEEP, _LONGEST_SLEEP = 5e-5, 0.02  # seconds between looks at a call
-_SLEEP_SHARE = 0.02  # of the time waited so far, so that little is added to it
+_SLEEP_SHARE = 0.02  # share of the time waited so far, so that sleep adds little
 
 
 def pace_rounds(
@@ -160,10 +160,10 @@ class Chunk(NamedTuple):
     state: BoostState
     set_steps: tuple[Float[Array, "K N"], ...]
     trees: Tree
-    losses: Float[Array, "R S"]  # of the training rows, then of each set
+    losses: Float[Array, "R S"]  # losses of the training rows, then of each set
     snapshots: tuple[Float[Array, "R K N"], ...]  # scores, where metrics need them
-    improvement: Float[Array, " R"] | None  # out of the bag; None if all rows are in
-    parameters: Any  # of an adaptive loss after each round; () for other losses
+    improvement: Float[Array, " R"] | None  # out of the bag; None without a bag
+    parameters: Any  # those of an adaptive loss after each round; () for others
 
 
 class Job(NamedTuple):
@@ -294,8 +294,8 @@ class ArrayRunner:
             bare = turn._replace(state=without_loss(state))
             self._tidy(state.steps)
             if many and here and grown is not None:
-                # On a CPU, XLA gives memory to a program long before it can run: one at
-                # a time. A GPU would lack work meanwhile.
+                # On a CPU, XLA gives memory to a program long before it can run, so
+                # only one is started at a time. That would leave a GPU idle.
                 jax.block_until_ready(grown.all_finite)
             grown = extend(self._growth, bare, derived, words)
             self._tidy(state.steps)
@@ -308,11 +308,11 @@ class ArrayRunner:
                 set_steps, words = grown.set_steps, grown.words
                 state = with_loss(grown.state, state)._replace(parameters=found)
         wait_for(stored.numbers, count)
-        kept = stored.snapshots  # of a mesh, they are on several devices
+        kept = stored.snapshots  # with a mesh, they are on several devices
         self._row_losses = state.steps, row_losses
         words, stored = fetch((words, stored._replace(snapshots=())))
         stored, self._sizes = stored._replace(snapshots=kept), stored.sizes
-        # A copy: the rounds would keep the memory of those that were not made.
+        # A copy, because a view would keep the memory of rounds that were not made.
         trees = unpack(words[:count].copy(), self._one_round_trees(position))
         made = unpack(stored.numbers, self._summary(position))
         return Position(state, set_steps), stored, trees, made

@@ -59,7 +59,7 @@ MOST_CODES = 2**31 - 1  # no table has one entry per code, so any number will do
 class SortedGroups(NamedTuple):
     """The positions of a level's nodes; slot M holds no node."""
 
-    slot: Int32[Array, " N"]  # of each position
+    slot: Int32[Array, " N"]  # the slot of each position
     start: Int32[Array, " M"]
     size: Int32[Array, " M"]
 
@@ -78,8 +78,8 @@ class SortedLevel(NamedTuple):
 
     order: Int32[Array, "F N"]
     moves: RowMoves  # still to be made in ``order``
-    groups: SortedGroups  # after them
-    position: Int32[Array, " M"]  # of the slot's node on its level; -1: slot is empty
+    groups: SortedGroups  # the groups after these moves
+    position: Int32[Array, " M"]  # the place of the slot's node on its level; -1: none
     row_slot: Int32[Array, " N"]
     row_position: Int32[Array, " N"]
     tree: Tree
@@ -108,7 +108,7 @@ class _NodeSums(NamedTuple):
     total: Int32[Array, "C N"]  # the last channel is the number of rows
     below: Int32[Array, "C N"]  # sums of all live positions before the node
     rank: Int32[Array, " N"]  # number of live positions up to this one
-    bounds: Float[Array, "2 N"] | None  # of leaf values
+    bounds: Float[Array, "2 N"] | None  # bounds of leaf values
 
 
 def find_sorted_splits(level, state, rows, seed, limits, mass):
@@ -202,7 +202,7 @@ class _Sweep(NamedTuple):
 
 
 def _sweep(code, channels, nodes, state):
-    # Rows are counted alike for every feature.
+    # The row counts are the same for every feature.
     running = jnp.concatenate([accumulate(channels).T, nodes.rank[None, :]])
     start, size = state.groups.start, state.groups.size
 
@@ -284,7 +284,7 @@ def _try_cuts(best, feature, allowed, sweep, nodes, rows, limits, least):
     )
     if values is None:
         return best
-    # Missing values obey no order, if all values go left, whatever they are.
+    # If all values go left, monotone signs do not apply: missing values have no order.
     ends = allowed & present & nodes.last
     return take(best, left - missing, ends, False, jnp.int32(0), apart=True)
 
@@ -432,7 +432,7 @@ def _grow_plainly(
     level, state = jax.lax.while_loop(grows_on, grow_level, (jnp.int32(0), state))
     bounds = restore_bounds(state.paths.leaf_bounds, given, given_unit)
     tree = state.tree._replace(bounds=bounds)
-    # Where no node grew on, every row goes left down to its leaf.
+    # Below the last level that grew, every row goes left down to its leaf.
     return tree, state.row_position << (max_depth - level)
 
 

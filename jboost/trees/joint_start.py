@@ -33,11 +33,11 @@ from jboost.objective.jaxprs import MANY_SCORES
 from jboost.trees.implicit import derive_joint_start
 from jboost.trees.leaves import LeafProblems, locate_minima
 
-_NEWTON_STEPS = 50  # at most, for K numbers
-_PRODUCTS = 30  # with the Hessian of many scores, at most, for a step
-_SOLVED = 1e-4  # slope left after such a step, relative to the largest
+_NEWTON_STEPS = 50  # the most steps, for K numbers
+_PRODUCTS = 30  # the most products with the Hessian of many scores, for one step
+_SOLVED = 1e-4  # the slope left after such a step, relative to the largest
 _CONCAVE = 1e-4  # relative to the largest: negative curvature beyond rounding
-ROUNDING = 2.0**-21  # of a mean in float32
+ROUNDING = 2.0**-21  # the relative rounding error of a mean in float32
 
 
 @elementwise
@@ -264,7 +264,7 @@ def _accept(state, proposal, values, weights) -> _Newton:
 def _judge_step(numpy, state, proposal, loss) -> _Newton:
     """Takes the step if it lowers the loss, else damps the next one more."""
     loss, damping = _or_infinite(numpy, loss), state.damping
-    # Close to the minimum the loss is flat to the last bits, the gradient is not.
+    # Close to the minimum, the loss is flat to the last bits, but the gradient is not.
     better = loss <= state.loss + ROUNDING * numpy.abs(state.loss)
     less = numpy.maximum(damping * np.float32(0.1), np.float32(1e-6))
     given_up = numpy.where(damping > 1e6, 0.0, state.moved)
@@ -301,10 +301,10 @@ def _find_units(curvature, sizes):
     return jnp.exp2(jnp.where(ratio > 0, jnp.round(-jnp.log2(ratio)), 0.0))
 
 
-_SEARCHED_ROWS = 4096  # at most, in the search along one score after another
-_SEARCHED_NUMBERS = 2**15  # at most, these rows times K
-_SWEEPS = 4  # over all K scores, before each run of Newton's method
-_TURNS = 6  # of searches and Newton's method
+_SEARCHED_ROWS = 4096  # the most rows in the search along one score after another
+_SEARCHED_NUMBERS = 2**15  # limit on these rows times K
+_SWEEPS = 4  # searches over all K scores, before each run of Newton's method
+_TURNS = 6  # the most repetitions of searches and Newton's method
 _BALANCED = 1e-3  # |mean gradient| / mean |gradient| at a minimum
 
 
