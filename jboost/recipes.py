@@ -368,7 +368,7 @@ def stochastic(recipe: Recipe, *, subsample: float = 0.5) -> Recipe:
     other rows in each round. The recommended number of rounds maximizes its cumulative
     sum:
 
-        advised = int(np.cumsum(history.oob_improvement).argmax()) + 1
+        advised = int(np.nancumsum(history.oob_improvement).argmax()) + 1
         model = jb.truncate(model, advised)
 
     Args:

@@ -15,7 +15,9 @@ from pathlib import Path
 from types import ModuleType
 
 import jax
+import jax.numpy as jnp
 import matplotlib
+import numpy as np
 import pytest
 from public_names import SUBMODULES, find_public_functions, find_public_names
 
@@ -200,3 +202,31 @@ def test_pages_build_without_a_warning(tmp_path):
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     assert (tmp_path / "built" / "index.html").exists()
+
+
+def test_page_walks_the_way_of_fit():
+    """Each function of the page's table is called first in the table's order."""
+    page = (ROOT / "docs/how-it-works.md").read_text()
+    steps = re.findall(r"^\| \d+ \| `([\w/]+\.py)` \| `(\w+)` \|", page, re.MULTILINE)
+    assert len(steps) > 20
+    package, called = ROOT / "jboost", {}
+
+    def note(frame, event, _):
+        path = frame.f_code.co_filename
+        if event == "call" and path.startswith(str(package)):
+            step = (str(Path(path).relative_to(package)), frame.f_code.co_name)
+            called.setdefault(step, len(called))
+
+    def loss(score, target):  # one that no other test has compiled
+        return jnp.square(score - target) + 0.1234 * jnp.cosh(score - target)
+
+    x = np.linspace(0, 1, 163 * 13, dtype=np.float32).reshape(163, 13)
+    sys.setprofile(note)
+    try:
+        model, _ = jb.fit(x, x[:, 0], loss, num_rounds=2, max_depth=2, max_bins=37)
+        jb.predict(model, x)
+    finally:
+        sys.setprofile(None)
+    places = [called.get(step) for step in steps]
+    assert None not in places, steps[places.index(None)]
+    assert places == sorted(places), steps

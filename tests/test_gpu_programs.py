@@ -22,7 +22,7 @@ PLACE = re.compile(r'jboost/([\w/]+\.py)"?:(\d+)')
 HELPERS = ("entry/", "kernels/", "numerics/")
 # Growing a tree: one level after the other, of as many as are needed.
 GROWING = (
-    "trees/histogram.py", "trees/levels.py", "trees/plain_growth.py",
+    "trees/histogram.py", "trees/levels.py", "trees/grow.py",
     "trees/splitting.py",
 )  # fmt: skip
 

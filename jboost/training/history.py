@@ -38,7 +38,7 @@ class History:
       oob_improvement: the decrease of the weighted mean loss of the rows out of the
         bag in each round, [R], with ``subsample`` < 1 (Friedman 2002; as in
         scikit-learn); else None. Its running sum is largest after the number of
-        rounds that it advises, ``np.cumsum(history.oob_improvement).argmax() + 1``,
+        rounds that it advises, ``np.nancumsum(history.oob_improvement).argmax() + 1``,
         usually too few. NaN if there are so few rows that a bag holds them all.
       parameters: the parameters of an adaptive loss, as estimated after the last round
         that the model holds (with early stopping the best one); () for other losses.
