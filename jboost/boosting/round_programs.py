@@ -269,7 +269,7 @@ def derive(
     problem = Problem(static, arrays)
     loss, policies = static.loss, set(list_policies(static.method))
     smoothable = state.minimizer is not None and bool(policies - {*EXPONENTS})
-    redone = smooth is False and smoothable  # by other programs, if some are lost
+    redone = smooth is False and smoothable  # other programs do so if some are lost
     leave_out = not redone and not are_joined(problem)
     new, raw = differentiate(problem, state, smooth, leave_out)
     all_finite = None if redone else jnp.asarray(True)

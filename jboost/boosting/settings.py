@@ -119,7 +119,7 @@ def _or(word: str | None, check: Callable[..., Any]) -> Callable[[str, Any], Any
             return value
         try:
             return check(name, value, also=f" or {word!r}")
-        except TypeError as error:  # of a word, the value is wrong
+        except TypeError as error:  # the value of a word is wrong
             raise (ValueError if isinstance(value, str) else TypeError)(error) from None
 
     return read

@@ -58,7 +58,7 @@ def value_changes(words: UInt64[np.ndarray, "f n"]) -> Bool[np.ndarray, "f n-1"]
 
 _TIE = 1e-10  # relative: gains closer than this differ only by rounding
 _NOISE = 1e-20  # largest gain due to rounding, as a fraction of a node's error
-_LEAST_SHARE = 1e-12  # of a node's weight: rounding errors hide a lighter child
+_LEAST_SHARE = 1e-12  # share of a node's weight; rounding hides lighter children
 _BLOCK = 2**16  # words processed together, few enough to stay in the cache
 
 
@@ -135,7 +135,7 @@ class _Level(NamedTuple):
     starts: Int[np.ndarray, " S"]
     num_left: Int[np.ndarray, " n"]  # rows of the node up to this position
     share: Float[np.ndarray, " n"]  # num_left / rows of the node
-    cuts: _Cuts  # for equal weights; otherwise they depend on the column
+    cuts: _Cuts  # valid for equal weights; others depend on the column
 
 
 class _Split(NamedTuple):
@@ -314,7 +314,7 @@ def _try_cuts(data, level, rules, words):
         return run - np.take(ends, level.slot, axis=1)
 
     missing_left = np.take(num_missing, level.slot, axis=1)
-    distinct &= missing_left > 0  # for other nodes only rounding would differ
+    distinct &= missing_left > 0  # other nodes would differ by rounding only
     num_left = level.num_left + missing_left
     cuts = _weigh_cuts(level.stats, level.slot, num_left, 1 + from_end(share), rules)
     return [*gains, _gain([from_end(one) for one in sums], cuts, distinct)]

@@ -40,7 +40,7 @@ from jboost.tables.categories import Categories, check_values, encode
 from jboost.tables.frames import Frame, read_frame, read_values
 from jboost.tables.sparse import Absent, SparseMatrix, check_absent, check_gaps
 
-_CELLS = 2**19  # of the histogram of a node
+_CELLS = 2**19  # cells in a node's histogram
 _BINS_FOR_CATEGORIES = 16  # times max_bins
 _FEW_CELLS = 2**20  # up to here a GPU takes codes sooner than it compiles a program
 

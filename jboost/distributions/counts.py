@@ -36,7 +36,7 @@ from jboost.distributions.special import (
 _RARE = 1e-3  # below this (r + count) / (r + mean), log1p would be near -inf
 _MANY = 128.0  # above this count, terms of the log probability would cancel
 _FEW = 3.0  # a concentration
-_NODES, _FIRST = 16, 0.03  # of a sum over a logarithmic grid
+_NODES, _FIRST = 16, 0.03  # a sum over a logarithmic grid
 
 
 @jax.tree_util.register_dataclass

@@ -157,7 +157,7 @@ _NODES, _WEIGHTS = (
 )
 _NODES = _NODES + np.float32(0.5)
 _DEPTH = 17.0  # ratios of densities below exp(-_DEPTH) are left out
-_STEPS = 4  # of Newton's method, for the distance where the ratio is as small
+_STEPS = 4  # Newton steps for the distance where the ratio is as small
 _NEAR = 0.25  # below this distance, differences would cancel
 _TINY = 1e-37
 

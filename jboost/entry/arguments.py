@@ -226,7 +226,7 @@ def _translate(name: str, known: list[str]) -> str | None:
     if name in known:
         return name
     own = _PEERS.get(name, name)
-    if name in ("X_val", "y_val"):  # of HistGradientBoosting
+    if name in ("X_val", "y_val"):  # arguments of HistGradientBoosting
         own = f"eval_{name[0]}" if "eval_X" in known else own
     if name == "scale_pos_weight" and "class_weight" in known:
         return "class_weight"

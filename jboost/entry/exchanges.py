@@ -35,7 +35,7 @@ class _Run:
 
 _together: ContextVar[_Run | None] = ContextVar("_together", default=None)
 _polls = itertools.count()  # the same on all processes
-_kinds: dict[str, type[Exception]] = {}  # of errors, besides those of Python
+_kinds: dict[str, type[Exception]] = {}  # kinds of errors besides Python's own
 
 
 @contextmanager
@@ -108,7 +108,7 @@ def _raise_for(failed):
     kind = _kinds.get(name, getattr(builtins, name, None))
     error: Exception = RuntimeError(f"{message} ({name})")
     if isinstance(kind, type) and issubclass(kind, Exception):
-        with suppress(TypeError):  # of kinds that take more than a text
+        with suppress(TypeError):  # some kinds take more than a text
             error = kind(message)
     raise error
 

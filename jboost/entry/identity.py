@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-_MOST_VALUES = 8  # of one object
+_MOST_VALUES = 8  # values kept for one object
 
 
 class IdentityCache:

@@ -139,7 +139,7 @@ def _read_names(rest):
 
 _CATEGORICAL, _DEFAULT_LEFT = 1, 2  # bits of decision_type
 _MISSING = ("none", "zero", "nan")  # the next two bits: values that count as missing
-_MOST_SCORES = 2**16  # of a model without trees, to bound the memory for its scores
+_MOST_SCORES = 2**16  # limit for models without trees: scores fill memory
 _ZERO = float(np.float32(1e-35))  # LightGBM treats numbers up to this size as 0
 
 

@@ -106,7 +106,7 @@ _NUMBERS = {
 }
 _INTEGERS = b"iUIlL"
 _CONSTANTS = {b"Z": None, b"T": True, b"F": False}
-_MOST_LEVELS = 64  # of nested containers, so that a file cannot exhaust the stack
+_MOST_LEVELS = 64  # nested containers, so that a file cannot exhaust the stack
 
 
 def read_ubjson(data: bytes) -> Any:

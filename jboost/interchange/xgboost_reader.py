@@ -31,8 +31,8 @@ from jboost.model.nodes import LEAF, Nodes
 # Objectives with a probability (LOGIT) or a mean (LOG) as base_score, not a score.
 LOGIT = ("binary:logistic", "reg:logistic")
 LOG = ("count:poisson", "reg:gamma", "reg:tweedie", "survival:cox", "survival:aft")
-_MOST_SCORES = 2**16  # of a model with fewer trees, to bound the memory for scores
-_LEAST_VALUES = 1024  # of a categorical feature, if the file does not list them
+_MOST_SCORES = 2**16  # limit for models with fewer trees: scores fill memory
+_LEAST_VALUES = 1024  # least categories, if the file does not list them
 _TINY = np.finfo(np.float32).tiny
 
 

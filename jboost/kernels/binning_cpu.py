@@ -14,7 +14,7 @@ from jaxtyping import Array, Float, Float32, Float64, Int32, Shaped, UInt8, UInt
 from jboost.kernels import library
 from jboost.kernels.code_operands import packed_shape
 
-MOST_BINS = 65536  # for codes that the kernels know
+MOST_BINS = 65536  # limit of the kernels' codes
 
 
 def code_dtype(num_bins: int) -> type[np.uint8] | type[np.uint16] | type[np.uint32]:

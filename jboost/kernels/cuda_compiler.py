@@ -17,7 +17,7 @@ from typing import Any
 SOURCES = Path(__file__).parent / "cuda"
 # No contraction of a * b + c. Flags for host code do not exist: NVRTC has none.
 _OPTIONS = ("--std=c++17", "--fmad=false", "--device-as-default-execution-space")
-_VERSIONS = (13, 12)  # of CUDA, the newest first
+_VERSIONS = (13, 12)  # CUDA versions, the newest first
 
 
 class CompilerError(Exception):

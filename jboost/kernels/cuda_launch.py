@@ -16,11 +16,11 @@ from jax.custom_batching import custom_vmap
 from jboost.entry.context import vary
 from jboost.kernels.loading import find_handler
 
-SHARED_BYTES = 96 * 1024  # of a block: every GPU since 2020 has as much
+SHARED_BYTES = 96 * 1024  # bytes per block; every GPU since 2020 has this much
 THREADS = 512
-PROCESSORS = 132  # of the GPUs that we know
+PROCESSORS = 132  # multiprocessors of an H100
 BLOCKS = 2 * PROCESSORS  # in flight
-_MOST_MEMBERS = 65_535  # of a batch, in one launch
+_MOST_MEMBERS = 65_535  # members of a batch in one launch
 _HANDLERS = {
     "cpu": "launch_on_host",
     "CUDA": {"initialize": "launch_prepare", "execute": "launch"},

@@ -76,6 +76,6 @@ def _try_kernel(device: Any) -> str | None:
     try:
         with jax.ensure_compile_time_eval(), jax.default_device(device):
             found = np.asarray(sum_keys(jnp.asarray(values), jnp.asarray(keys), 7))
-    except Exception as error:  # of XLA, of the driver, of a version that nobody tried
+    except Exception as error:  # any error of XLA, the driver or an untried version
         return f"a kernel fails: {error}"
     return None if np.array_equal(found, expected) else "a kernel gives a wrong sum"

@@ -23,9 +23,9 @@ from jboost.kernels.cuda_launch import (
 from jboost.kernels.sums_cuda import count_copies
 
 _INT = 4  # bytes
-_CODES, _COLUMNS = 4, 32  # of a word; of a table
+_CODES, _COLUMNS = 4, 32  # codes in a word; columns of a table
 _MOST_LISTED = 8192  # nodes; a block counts the rows of each
-_MOST_PASSES = 16  # over the rows' nodes; beyond, rows are added to the result directly
+_MOST_PASSES = 16  # passes over the nodes; beyond, rows go to the result directly
 _LANES = 32
 
 
@@ -133,7 +133,7 @@ def _sum_packed(packed, channels, rows, starts, enabled, sizes):
     (num_nodes, num_bins, listed), num_channels = sizes, channels.shape[1]
     blocks, num_rows, width = packed.shape
     groups = -(-blocks * width // _COLUMNS)
-    columns = min(_COLUMNS, blocks * width)  # of a group's result
+    columns = min(_COLUMNS, blocks * width)  # columns in a group's result
     shape = (num_nodes, groups, num_channels, num_bins, columns)
     run = Launch(
         f"packed_histogram_{num_channels}",

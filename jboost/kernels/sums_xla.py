@@ -27,7 +27,7 @@ from jboost.kernels import sums_cuda, xla
 from jboost.kernels.float_bits import exponent_above, power_of_two
 from jboost.kernels.library import choose
 
-_BITS = 38  # of a multiple
+_BITS = 38  # bits of a multiple
 _TIMES_BITS = 8  # additional bits for a term that counts several times
 _MOST_TIMES = (1 << _TIMES_BITS) - 1
 _DIGIT = 19  # bits of a digit of a carried sum

@@ -5,8 +5,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int32
 
-_MOST_CELLS = 2**25  # that one scatter adds on a GPU
-_MOST_SUMS = 2**14  # of a feature's table, including its copies
+_MOST_CELLS = 2**25  # cells that one scatter adds on a GPU
+_MOST_SUMS = 2**14  # sums in a feature's table, including its copies
 
 
 def histogram(columns, channels, node, *, num_nodes, num_bins, rows=None):

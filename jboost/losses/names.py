@@ -208,7 +208,7 @@ def _count_columns(y):
     if isinstance(y, list):
         try:
             y = np.asarray(y)
-        except Exception:  # of any class; refused later, by name
+        except Exception:  # any class; refused later, by name
             return 0
     shape = getattr(y, "shape", ())
     return shape[1] if isinstance(shape, tuple) and len(shape) == 2 else 0

@@ -134,7 +134,7 @@ class Ranking(NamedTuple):
     order: Int32[Array, " G"]  # the row at each place
     first: Int32[Array, " G"]  # the first place with the same score
     last: Int32[Array, " G"]
-    real: Bool[Array, " G"]  # of each row, in the order of the rows
+    real: Bool[Array, " G"]  # one entry per row, in the order of the rows
 
 
 def ndcg(
@@ -392,7 +392,7 @@ def _weigh_lower(scores, time, event, weights):
         held, total = state
         level = levels - 1 - step
         late = (held >> level) & 1 == 1
-        start = places & -(jnp.int32(2) << level)  # of the block
+        start = places & -(jnp.int32(2) << level)  # first place of the block
         weight = weights[held]
         lower = _sum_in_blocks(jnp.where(late, 0, weight), start)
         total += jnp.sum(jnp.where(late & risky[held], weight * lower, 0))

@@ -161,7 +161,7 @@ class RegressionTree(Model):
             threshold=repeat(self.threshold),
             missing_left=repeat(self.missing_left),
             value=value,
-            gradient=-value * weight,  # of squared error, at score 0
+            gradient=-value * weight,  # squared error at score 0
             curvature=repeat(weight),
             weight=repeat(weight),
             l2=repeat(np.float64(0)),

@@ -26,7 +26,7 @@ from jboost.objective.evaluation import (
 )
 from jboost.objective.jaxprs import MANY_SCORES
 
-_STEPS = 30  # of a projection, at most; as many as there are different curvatures
+_STEPS = 30  # most steps of a projection, which needs one per curvature
 _SMALL = 1e-12  # relative squared length that float32 cannot tell from zero
 
 
@@ -179,7 +179,7 @@ def _normalize(vector):
 
 
 _LEAST = float(np.finfo(np.float32).tiny)
-_ZERO = 1e-2  # of a sum of magnitudes: a sum that says nothing in float32
+_ZERO = 1e-2  # smaller sums, relative to their magnitudes, count as zero
 _TAKES_PART = 1e-5  # entry of a direction of length 1, for scores that it moves
 
 

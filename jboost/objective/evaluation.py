@@ -205,7 +205,7 @@ def mean_hessian(
     return _mean_hessian(without_minima(objective), scores, weights)
 
 
-@partial(stage, any_rounding=True)  # of steps of a solver
+@partial(stage, any_rounding=True)  # only the steps of a solver depend on it
 def _mean_hessian(objective, scores, weights):
     def mean_column(direction):
         rows = row_products(objective, scores, direction)

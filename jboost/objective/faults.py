@@ -16,7 +16,7 @@ from jboost.entry.messages import show, warn_user
 from jboost.entry.stages import branch, elementwise, is_any
 from jboost.objective.evaluation import Objective, gradients, loss_values
 
-_BESIDE = 2.0**-10  # of 1 + |score|: where a kink must have a gradient
+_BESIDE = 2.0**-10  # times 1 + |score|: the distance where a kink must have a gradient
 _TRIALS = (0.0, 1.0, -1.0, 10.0, -10.0, 100.0, -100.0)  # added to the offset
 
 

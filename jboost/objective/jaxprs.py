@@ -185,7 +185,8 @@ def separate_products(program: Program, one: int) -> Program:
     Whether XLA makes one FMA of a * b + c depends on the rest of the program. Then
     the same loss would give other last bits for integer and for float targets, in a
     stream's program and under vmap. We compute (a * b) * 1 + c, where only the product
-    with 1 can be contracted, which rounds nothing; XLA does not know that it is 1.
+    with 1 can be contracted, which rounds nothing; XLA does not know that it is 1. The
+    clip of :func:`jboost.numerics.derivatives.round_alone` would hide infinities.
 
     Args:
       one: the index of a 1 in the loss's tuple of constants.

@@ -35,7 +35,7 @@ _FADED = 2.0**-20  # relative to the steepest slope seen: zero to float32 precis
 # A slope that drops to 0 from at least this fraction of the steepest slope seen jumps
 # to zero; a smaller one decays.
 JUMP = 1e-3
-RESOLVED = 2.0**-8  # of slopes farther away: slopes beside a root that is no noise
+RESOLVED = 2.0**-8  # slopes beside a root, relative to those away, if it is real
 _CLOSE = 2.0**-22  # relative distance of about two floats
 _PATIENCE = 3  # moves of the same end after which regula falsi counts as slow
 

@@ -95,7 +95,7 @@ def _describe(value: Any, seen: dict[int, Any]) -> Hashable:
         return _describe((value.func, value.args, named), seen)
     if isinstance(value, FunctionType):
         return _Identity(value), _describe_reads(value, seen)
-    inner = getattr(value, "__wrapped__", None)  # of jax.jit
+    inner = getattr(value, "__wrapped__", None)  # set by jax.jit
     if inner is not None:
         return _Identity(value), _describe(inner, seen)
     raise _UnknownState

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _DECILES = np.arange(0.1, 0.95, 0.1)
-_LEVELS = 12  # of a contour plot
+_LEVELS = 12  # levels of a contour plot
 _CROWDED = 46  # characters of tick labels that fit along the x-axis unrotated
 _DASHES = dict(linestyle="", marker="_", markersize=10)
 _POINTS = dict(linestyle="", marker="o", markersize=7)

@@ -21,7 +21,7 @@ from jboost.tables.groups import list_orders
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_LOW, _MIDDLE, _HIGH = "#0072B2", "#A65FA8", "#D55E00"  # for light and dark styles
+_LOW, _MIDDLE, _HIGH = "#0072B2", "#A65FA8", "#D55E00"  # legible on light and dark
 _EDGES = (0.05, 0.95)  # quantiles of a feature at the ends of the color scale
 _WIDTH = 0.38  # half the width of a swarm; features are 1 apart
 _BINS = 80  # along the x-axis; points of a bin are spread vertically

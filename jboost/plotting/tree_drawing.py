@@ -38,7 +38,7 @@ def place_across(
     for node, parent in enumerate(parents):
         if parent >= 0:
             children[parent].append(node)
-    offset = np.zeros(len(parents))  # of a node from its parent
+    offset = np.zeros(len(parents))  # distance of a node from its parent
     # For each subtree, the smallest and largest edge of each level, relative to its
     # root. The deepest level comes first, so adding a level is an append.
     outlines: list[tuple[list[float], list[float]] | None] = [None] * len(parents)

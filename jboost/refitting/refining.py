@@ -301,7 +301,7 @@ def _make_part(model, given: ModelRows) -> Part:
     )
     first = 0
     for found in find_leaves(model, given, count_rounds(model, given.rows)):
-        leaves[first : first + len(found)] = found  # of all scores that share a tree
+        leaves[first : first + len(found)] = found  # all scores of a shared tree
         first += len(found)
     init_score = np.asarray(model.init_score).reshape(-1, 1)
     return Part(

@@ -302,7 +302,7 @@ class Sweep:
 def _show(value):
     if isinstance(value, float):
         return f"{value:.5g}"
-    return getattr(value, "__name__", str(value))  # of a loss, say
+    return getattr(value, "__name__", str(value))  # the name of a loss, say
 
 
 @explain_arguments

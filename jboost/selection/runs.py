@@ -486,7 +486,7 @@ def record_chunk(
     for point, curve in enumerate(curves):
         if curve.over:
             continue
-        if trees is not None:  # of all rounds: errors of one have those before it
+        if trees is not None:  # trees of all rounds; an error keeps those before it
             own = jax.tree.map(lambda a: a[point, :, :count], trees)  # noqa: B023
             curve.trees.append(own)
         for entry in range(count):

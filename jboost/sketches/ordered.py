@@ -139,9 +139,9 @@ def _thresholds_above(summary, lower):
     return midpoints(summary.value[lower], summary.value[lower + 1])
 
 
-_HEIGHTS = FAN.bit_length() - 1  # of the binary tree, for each level
+_HEIGHTS = FAN.bit_length() - 1  # heights of the binary tree for each level
 
-Nodes = dict[tuple[int, int], QuantileSummary]  # by height and number
+Nodes = dict[tuple[int, int], QuantileSummary]  # keys are height and number
 
 
 class _Layout(NamedTuple):
@@ -211,8 +211,8 @@ class OrderedSketch:
         self._first_row = self._end = first_row
         self._missing = False
         self._nodes: list[Nodes] = [{} for _ in range(num_features)]
-        self._head: list[PendingRows] = []  # of a block that begins before first_row
-        self._tail: list[PendingRows] = []  # of the block that is not full yet
+        self._head: list[PendingRows] = []  # rows of a block begun before first_row
+        self._tail: list[PendingRows] = []  # rows of the block that is not full yet
 
     def __repr__(self) -> str:
         """Shows sizes instead of the summaries."""

@@ -214,7 +214,7 @@ def _has_no_rows(x):
     try:
         shape = x.shape if hasattr(x, "shape") else np.shape(x)
         return len(shape) == 2 and shape[0] == 0
-    except Exception:  # of any class; refused later, by name
+    except Exception:  # any class; refused later, by name
         return False
 
 

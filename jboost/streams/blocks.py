@@ -29,7 +29,7 @@ from jboost.kernels.code_operands import packed_shape
 from jboost.streams.folders import BlockError
 
 _BITS = (1, 2, 4, 8, 16)
-_KINDS = "fiub"  # of numbers, which hold no references to objects
+_KINDS = "fiub"  # kinds of numbers, without references to objects
 
 
 class Layout(NamedTuple):
@@ -132,9 +132,9 @@ def _check_array(name, entry, num_rows):
         raise ValueError(f"{name} of shape {shape} must have as many bytes")
 
 
-_DEFLATED_SHARE = 1 / 3  # of the packed bytes: deflate only to less than this
+_DEFLATED_SHARE = 1 / 3  # share of the packed bytes: deflate only to less
 _SAMPLE = 1 << 15  # bytes that are deflated to estimate the gain for the rest
-_ENCODED_SHARE = 1 / 2  # of the bytes of codes by row: encode only to at most this
+_ENCODED_SHARE = 1 / 2  # share of the bytes of codes by row: encode only to at most it
 
 
 def encode_columns(

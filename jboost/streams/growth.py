@@ -577,7 +577,7 @@ def grow_blocks(
       BlockError: a block cannot be read.
     """
     grower.start(measure_all(), words, leaf, reader.set)
-    trim_heap(leaf.nbytes)  # of the derivatives
+    trim_heap(leaf.nbytes)  # the derivatives are free now
     while True:
         with agree(BlockError):
             for block, codes in grower.read(reader):

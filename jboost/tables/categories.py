@@ -165,7 +165,7 @@ def check_values(
         if compared:
             example = np.fmin(example, np.fmin.reduce(block, axis=0))
     for group in np.flatnonzero(unseen & ~np.isnan(example)) if compared else ():
-        if not np.any(codes[group]):  # of another library, without splits on it
+        if not np.any(codes[group]):  # from another library, without splits on it
             continue
         column = f"{describe_column(indices[group], feature_names)} of {name}"
         warn_of_unseen(column, int(example[group]))

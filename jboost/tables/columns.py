@@ -23,7 +23,7 @@ _DATES = (datetime.date, datetime.time, datetime.timedelta, np.datetime64)
 _KINDS = (str, int, float, bool)  # types of categories
 _MOST_LEVELS = 2**16  # unused levels are kept if a dtype declares at most this many
 _FEW_ROWS = 1000  # up to here, a Python loop is faster than calls to the library
-_OWN_SHARE = 0.9  # with more distinct strings per row, a column looks like an ID
+_OWN_SHARE = 0.9  # a column with more distinct strings per row looks like an ID
 _LEAST_STRINGS = 20  # columns with fewer distinct strings are not reported as IDs
 
 

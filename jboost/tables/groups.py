@@ -82,7 +82,7 @@ def find_gap(values: Shaped[np.ndarray, " N"]) -> int | None:
 
 MOST_CHECKED = 256  # rows of the group that a loss is checked with
 _MOST_WIDTHS = 8  # tables; each is compiled
-_MOST_SIZES = 64  # of groups, for losses that take no padding
+_MOST_SIZES = 64  # group sizes, for losses that take no padding
 _TABLE_COST = 1 << 14  # places that cost less than the compilation of another table
 _NO_WEIGHTS = "unless the loss takes weights, loss(scores, targets, *, where, weights)"
 # Not 28: its rest beyond a multiple of 8 takes XLA longer than the 4 rows up to 32.

@@ -98,7 +98,7 @@ def describe_run(request: FitRequest, prepared: Prepared, job: Job) -> dict[str,
     (loss, method), arrays = job.problem
     programs = list_programs(loss)
     text = repr([program and program.structure for program in programs])
-    described = _without_addresses(text)  # of functions within
+    described = _without_addresses(text)  # functions print their addresses
     named: dict[str, Any] = {
         name: getattr(method, name)
         for name, setting in declared(RoundSettings).items()

@@ -197,7 +197,7 @@ def compile_round(
 
 def _spec_derive(shards, static):
     changes = static[0].loss.estimate is not None
-    state = spec_of_state(shards) if changes else EVERYWHERE  # of None
+    state = spec_of_state(shards) if changes else EVERYWHERE  # the spec of None
     return (spec_of_arrays(shards), spec_of_state(shards)), (state, _derived(shards))
 
 

@@ -278,7 +278,7 @@ def describe_limits(
         np.asarray(state.pointed), np.asarray(state.least_rows), method.leaf_solver,
         limits.min_child_samples,
     ).min_child_samples  # fmt: skip
-    samples = np.min(samples)  # of all scores
+    samples = np.min(samples)  # least of all scores
     size, reasons = int(found.rows), []
     if samples > size:  # larger numbers have been cut
         reasons.append(
@@ -330,7 +330,7 @@ def _find_curvature(problem, sums):
     elif method.regularization == "relative":
         if limits.l2 == 0:
             return None
-        unit = np.asarray(sums.l2)[..., None] / limits.l2  # that of l2, too
+        unit = np.asarray(sums.l2)[..., None] / limits.l2  # l2 has the same unit
     return float(np.max(np.asarray(total) / unit))
 
 
@@ -406,8 +406,10 @@ def _start_in_stages(job, begin, in_memory):
     num_scores, size = rows.offset.shape
     if rows.spread is not None:
         size = rows.spread.shards.padded
-    # Programs on few rows may round in another way than those on many.
-    if num_scores * size > FEW and (rows.spread is not None or not in_memory):
+    # Stages on few rows may round in another way than one program does; those of one
+    # score do not, and the plan of a stream's memory has compiled that program already.
+    few = num_scores * size <= FEW and (in_memory or num_scores > 1)
+    if not few and not (in_memory and rows.spread is None):
         return _start_in_one_program(job, begin)
     data = job.problem.data._replace(codes=None)
     if rows.spread is not None:

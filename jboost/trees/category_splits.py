@@ -179,7 +179,7 @@ class _Ranked(NamedTuple):
 
     left: Int32[Array, "C G B"]  # sums of the left side, by rank
     admissible: Bool[Array, "G B"]  # whether the cut at a rank may be made
-    rank: Int32[Array, "G B"]  # by code
+    rank: Int32[Array, "G B"]  # rank of each code
     seen: Bool[Array, "G B"]  # codes that rows of the node have
 
 

@@ -49,7 +49,7 @@ class _PlainState(NamedTuple):
     """The state carried from level to level; M slots hold the nodes still growing."""
 
     histogram: Int32[Array, "M F B C"]
-    position: Int32[Array, " M"]  # of the slot's node on its level; -1: slot is empty
+    position: Int32[Array, " M"]  # position of the slot's node on its level; -1: empty
     row_slot: Int32[Array, " N"]  # M: the row's node has stopped growing
     row_position: Int32[Array, " N"]
     tree: Tree

@@ -316,7 +316,7 @@ def one_group(
     k: Int32[ArrayLike, ""],
 ) -> LeafProblems:
     """Puts all rows into one group: the problem of a constant added to score k."""
-    make: Any = LeafProblems  # of arrays of NumPy or JAX
+    make: Any = LeafProblems  # holds arrays of NumPy or JAX
     return make(
         numpy.asarray(k), offset, weights, None,
         numpy.zeros(offset.shape[1], np.int32), numpy.zeros(1, np.float32),

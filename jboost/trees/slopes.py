@@ -18,7 +18,7 @@ from jboost.objective.evaluation import Objective, gradients, hessians, loss_val
 from jboost.trees.joint_start import ROUNDING
 
 _PROBES = 6  # distances of the compared losses, 1/16 to 16^4 times the score
-_BESIDE = 2.0**-10  # of 1 + |minimizer|: where the loss must be defined, too
+_BESIDE = 2.0**-10  # times 1 + |minimizer|: where the loss must be defined, too
 
 
 class Slopes(NamedTuple):
