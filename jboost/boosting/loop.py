@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 from jax.sharding import Mesh
-from jaxtyping import Array, ArrayLike, Float, Int, Key, Shaped
+from jaxtyping import Array, ArrayLike, Float, Key, Shaped
 
 from jboost.boosting import own_derivatives as own
 from jboost.boosting.auto import needs_minimizer
@@ -31,7 +31,7 @@ from jboost.boosting.own_derivatives import no_loss
 from jboost.boosting.reports import weigh_losses
 from jboost.boosting.round import STRUCTURE, grow_round
 from jboost.boosting.settings import (
-    Regularization,
+    BoostSettings,
     RoundSettings,
     Settings,
     learning_rates,
@@ -69,7 +69,6 @@ from jboost.kernels.library import takes_implementation
 from jboost.losses import Adaptive
 from jboost.numerics.derivatives import without_derivatives
 from jboost.numerics.random import seed_from_key
-from jboost.objective.curvature import Curvature
 from jboost.objective.evaluation import Kinks, Objective
 from jboost.objective.faults import describe_gap, find_gaps, find_never_finite
 from jboost.objective.group_tracing import GroupLoss
@@ -79,8 +78,6 @@ from jboost.tables.categories import Categories
 from jboost.tables.domains import check_domain, warn_of_rounding
 from jboost.tables.offsets import check_offset
 from jboost.tables.targets import check_targets, check_weights
-from jboost.trees.candidates import Candidates, CandidateWeights
-from jboost.trees.leaves import LeafSolver
 from jboost.trees.tree import BoostedTrees, LeafSums, Tree
 
 
@@ -326,7 +323,8 @@ def init(
       >>> float(state.init_score)
       3.5
     """
-    chosen = read_settings(locals()).with_scores(loss, y)
+    given: dict[str, Any] = dict(num_scores=num_scores, init_score=init_score)
+    chosen = read_settings(given).with_scores(loss, y)
     traced, constants, data = bind_rows(
         check_codes(binned, None), own.read_loss(loss, init_score),
         RowArguments(y, sample_weight, offset, groups), chosen.num_scores,
@@ -359,7 +357,7 @@ def boost_step(
     In a loop, prepare the codes once with :func:`jboost.parts.prepare_codes` and
     compile the step with ``jax.jit``, as in the example, or use ``jax.lax.scan``: a
     call outside ``jit`` takes one or two milliseconds to check its arguments.
-    :func:`jboost.fit` documents the hyperparameters in detail.
+    The page "Parameters" explains the hyperparameters at length.
 
     Args:
       state: the result of :func:`jboost.init` or of the previous step.
@@ -431,6 +429,7 @@ def boost_step(
 @explain_arguments
 @traceable
 @takes_implementation
+@takes_settings
 def boost(
     binned: Shaped[ArrayLike, "N F"] | Codes,
     y: Any,
@@ -441,62 +440,17 @@ def boost(
     offset: Shaped[ArrayLike, "N *K"] | None = None,
     groups: Any = None,
     derivatives: Callable[..., Any] | None = None,
-    num_rounds: int = 100,
-    learning_rate: Any = 0.1,
-    max_depth: int = 6,
-    max_bins: int = 256,
-    l1: Float[ArrayLike, ""] | float = 0.0,
-    l2: Any = "auto",
-    max_delta_step: Float[ArrayLike, ""] | float = float("inf"),
-    min_gain: Float[ArrayLike, ""] | float = 0.0,
-    min_child_weight: Float[ArrayLike, ""] | float = 1.0,
-    min_child_samples: Any = "auto",
-    regularization: Regularization = "relative",
-    subsample: Float[ArrayLike, ""] | float = 1.0,
-    colsample_bytree: Float[ArrayLike, ""] | float = 1.0,
-    colsample_bylevel: Float[ArrayLike, ""] | float = 1.0,
-    colsample_bynode: Float[ArrayLike, ""] | float = 1.0,
-    max_leaves: int | None = None,
-    monotone: Any = None,
-    interactions: Any = None,
-    candidates: Candidates = "global",
-    candidate_weights: CandidateWeights = "samples",
     categories: Categories | None = None,
-    category_l2: Float[ArrayLike, ""] | float = 0.0,
-    category_smoothing: Float[ArrayLike, ""] | float = 0.0,
-    min_category_weight: Float[ArrayLike, ""] | float = 0.0,
-    max_onehot: Int[ArrayLike, ""] | int = 4,
-    num_scores: int = 1,
-    curvature: Curvature = "auto",
-    leaf_solver: LeafSolver = "auto",
-    share_structure: bool | str = "auto",
-    init_score: ArrayLike | str = "auto",
     mesh: Mesh | None = None,
     implementation: str | None = None,
+    **settings: Unpack[BoostSettings],
 ) -> tuple[BoostedTrees, Float[Array, "N *K"]]:
     """Runs ``num_rounds`` rounds as one pure function.
 
     Works under ``jax.jit``, and under ``jax.vmap`` over all arguments that do not
     determine shapes: learning rates, l2, parameters that the loss closes over, keys,
-    sample weights. The arguments are those of :func:`jboost.fit`; ``categories`` are
-    ``bins.categories``, or None if no column is categorical.
-
-    ``groups`` makes the loss one of a group of rows, as in :func:`jboost.fit`: index
-    tables from :func:`jboost.make_groups` (which has concrete ids, because they
-    determine shapes), "all" or :func:`jboost.random_groups`.
-
-    ``derivatives(scores, targets, key) -> (gradient, curvature)`` replaces the
-    derivatives of the loss, for methods that do not descend one: Langevin boosting,
-    GOSS, AdaBoost, policy gradients; see "Write your own loop". It is called once in
-    each round with the scores of all rows, [N] or [N, K], the targets and a new key,
-    and compiled into the loop. Both results have the shape of the scores (the curvature
-    may be one number), must not be multiplied by ``sample_weight``, and the curvature
-    counts as 0 where it is negative. Leaves are Newton steps of these numbers; a
-    ``leaf_solver`` that needs values of the loss takes them from ``loss``. That may be
-    None, with ``init_score`` in numbers (y, too, if ``derivatives`` does not use it).
-
-    ``jax.export`` needs ``implementation="xla"``, because exported programs cannot
-    contain the compiled kernels.
+    sample weights. ``jax.export`` needs ``implementation="xla"``, because exported
+    programs cannot contain the compiled kernels.
 
     Works under ``jax.grad``, ``jax.jvp`` and ``jax.hessian`` in arrays that the loss
     closes over, learning rate, ``l1``, ``l2``, ``max_delta_step``, weights, targets,
@@ -504,12 +458,30 @@ def boost(
     rows) is held constant, and numbers that only shape it have derivative 0. Reverse
     mode keeps the scores and the leaf of every row for each round.
 
-    With ``mesh`` the rows are divided among its devices, in order, and the trees and
-    scores are those of one device, bit for bit: sums over rows are sums of integers,
-    and random numbers depend on the number of a row. ``binned`` and y may be sharded
-    over the mesh already; scores are returned sharded, trees are the same on all
-    devices. Sparse codes, ``candidates`` other than "global", ``derivatives`` and
-    derivatives of training are not supported with it.
+    Args:
+      binned, y, loss, key, sample_weight, offset: arguments of :func:`jboost.init`.
+      groups: the groups of a loss of a group of rows: index tables from
+        :func:`jboost.make_groups` (which has concrete ids, because they determine
+        shapes), "all" or :func:`jboost.random_groups`.
+      derivatives: ``derivatives(scores, targets, key) -> (gradient, curvature)``, in
+        place of the derivatives of the loss, for methods that do not descend one:
+        Langevin boosting, GOSS, AdaBoost, policy gradients; see "Write your own loop".
+        It is called once in each round with the scores of all rows, [N] or [N, K], the
+        targets and a new key, and compiled into the loop. Both results have the shape
+        of the scores (the curvature may be one number), must not be multiplied by
+        ``sample_weight``, and the curvature counts as 0 where it is negative. Leaves
+        are Newton steps of these numbers; a ``leaf_solver`` that needs values of the
+        loss takes them from ``loss``. That may be None, with ``init_score`` in numbers
+        (y, too, if ``derivatives`` does not use it).
+      categories: ``bins.categories``; None if no column is categorical.
+      mesh: a ``jax.sharding.Mesh``: its devices share the rows, in order, and the trees
+        and scores are those of one device, bit for bit: sums over rows are sums of
+        integers, and random numbers depend on the number of a row. ``binned`` and y may
+        be sharded over the mesh already; scores are returned sharded, trees are the
+        same on all devices. Not with sparse codes, ``candidates`` other than "global",
+        ``derivatives`` or derivatives of training.
+      implementation: "xla", "cpu" or "cuda", or None; see :func:`jboost.fit`.
+      {settings}
 
     Returns:
       The trees with their initial score (:func:`jboost.to_ensemble` converts codes to
@@ -529,7 +501,7 @@ def boost(
       >>> scores.shape
       (2, 8)
     """
-    chosen = read_settings(locals()).with_scores(loss, y)
+    chosen = read_settings(settings).with_scores(loss, y)
     if check_mesh(mesh) is not None:
         refuse_with_mesh(chosen, binned)
         for name, value in (("derivatives", derivatives), ("groups", groups)):
@@ -542,12 +514,13 @@ def boost(
             raise ValueError(
                 "groups must be None where derivatives is given, got groups"
             )
-        checks.check_word("curvature", curvature, ("auto",))
-        chosen, loss = own.read_solver(chosen, loss), own.read_loss(loss, init_score)
+        checks.check_word("curvature", chosen.curvature, ("auto",))
+        chosen = own.read_solver(chosen, loss)
+        loss = own.read_loss(loss, chosen.init_score)
     refuse_sorting(chosen, binned)
     refuse_large_model(chosen)
     num_scores = chosen.num_scores
-    rates = put_arrays(learning_rates(learning_rate, chosen.num_rounds))
+    rates = put_arrays(learning_rates(chosen.learning_rate, chosen.num_rounds))
     codes = read_codes(chosen, binned, mesh)
     traced, constants, data = bind_rows(
         codes, loss, RowArguments(y, sample_weight, offset, groups), num_scores,

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The hyperparameters of training: each is declared once, in this file.
 
-Keywords, documentation, checks, and names in a checkpoint follow from the declarations.
-``fit`` and ``boost`` write their signatures out for readers; a test compares. To add
-one, add its declaration (and the keyword to both), then use ``settings.its_name``.
+Keywords, documentation (docstrings and docs/parameters.md), checks, and names in a
+checkpoint follow from the declarations. To add one, add its declaration, then use
+``settings.its_name``.
 """
 
 import inspect
@@ -79,23 +79,22 @@ class Setting(NamedTuple):
       default: the default value, the same in every public function.
       check: called with name and value; returns the value to use, or raises. None:
         the check needs more than the value, see the comment at the entry.
-      meaning: one line; the docstring of :func:`jboost.fit` has the details.
+      section: the part of docs/parameters.md that lists it.
+      meaning: one line, for docstrings and the table of that page.
+      details: further explanation for that page, in Markdown.
       traced: whether it is a number that the compiled program takes. The others are
         static: each value has a program of its own.
     """
 
     default: Any
     check: Callable[[str, Any], Any] | None
+    section: str
     meaning: str
-    traced: bool
+    details: str = ""
+    traced: bool = False
 
 
-def _static(default: Any, check: Any, meaning: str) -> Setting:
-    return Setting(default, check, meaning, traced=False)
-
-
-def _traced(default: Any, check: Any, meaning: str) -> Setting:
-    return Setting(default, check, meaning, traced=True)
+_traced = partial(Setting, traced=True)
 
 
 def _integer(least: int, most: int = 2**31 - 1) -> Callable[..., Any]:
@@ -159,94 +158,206 @@ class RoundSettings(TypedDict, total=False):
     """The hyperparameters of one round: the keywords of ``boost_step``."""
 
     # Checked where the rates of all rounds are computed: a schedule may reach 0.
-    learning_rate: Annotated[Any, _traced(0.1, None,
-        "what leaf values are multiplied by: a number, or a schedule, round -> number, "
-        "where several rounds are made")]
-    max_depth: Annotated[int, _static(6, _integer(1, _MOST_DEPTH),
-        "levels of splits in a tree")]
-    max_bins: Annotated[int, _static(256, _integer(2, 2**16),
-        "codes per feature, one of them for missing")]
-    l1: Annotated[Number, _traced(0.0, _PENALTY,
-        "moves the gradient sum of a leaf toward 0")]
-    l2: Annotated[Any, _traced("auto", _or("auto", _number(least=0.0)),
-        "shrinks leaf values toward 0; auto: 3 average rows, 1 for medians and "
-        "quantiles, and 1 where absolute")]
+    learning_rate: Annotated[Any, _traced(0.1, None, "Trees",
+        "factor of leaf values: a number, or a schedule, round -> number, as in optax")]
+    max_depth: Annotated[int, Setting(6, _integer(1, _MOST_DEPTH), "Trees",
+        "levels of splits in a tree",
+        "The order of interaction: depth 1 makes a sum of functions of one feature "
+        "each, depth 2 of two.")]
+    max_bins: Annotated[int, Setting(256, _integer(2, 2**16), "Trees",
+        "codes per feature, one of them for missing",
+        "See `candidates`. Categories may have 16 times as many, see `categorical`.")]
+    l1: Annotated[Number, _traced(0.0, _PENALTY, "Trees",
+        "penalty alpha: moves the gradient sum of a leaf toward 0",
+        "Weak leaves become 0. Counted like `l2` (relative: XGBoost's alpha is `l1` "
+        "times the unit of `regularization`). Does not apply to medians and "
+        "quantiles.")]
+    l2: Annotated[Any, _traced("auto", _or("auto", _number(least=0.0)), "Trees",
+        "penalty lambda: shrinks leaf values toward 0; auto: 3 average rows, 1 for "
+        "medians and quantiles, and 1 where absolute",
+        "Counted in average rows (relative) or in units of the loss's second "
+        "derivative (absolute, as in XGBoost). Medians and quantiles are those of the "
+        "residuals and `l2` added zeros (absolute: none). A row counts as min(1, mean "
+        "weight), also for `min_child_weight`, `min_gain` and `l1`.")]
     max_delta_step: Annotated[Number, _traced(_INF, _number(least=0.0, finite=False),
-        "the largest magnitude of a leaf before the learning rate; 0: no limit")]
-    min_gain: Annotated[Number, _traced(0.0, _PENALTY,
-        "the least gain of a split")]
-    min_child_weight: Annotated[Number, _traced(1.0, _PENALTY,
-        "the least curvature of a child")]
+        "Trees",
+        "the largest magnitude of a leaf value before the learning rate; 0: no limit")]
+    min_gain: Annotated[Number, _traced(0.0, _PENALTY, "Trees",
+        "the least gain kappa of a split",
+        "XGBoost's gamma is 2 `min_gain`.")]
+    min_child_weight: Annotated[Number, _traced(1.0, _PENALTY, "Trees",
+        "the least curvature of a child, in the units of l2")]
     min_child_samples: Annotated[Any, _traced(
-        "auto", _unless_traced(_or("auto", _integer(1))),
+        "auto", _unless_traced(_or("auto", _integer(1))), "Trees",
         "the least rows of a child; auto: one in 50, from 1 to 20; 3 to 20 for medians "
-        "and quantiles; for others 1 where absolute")]
-    regularization: Annotated[Regularization, _static(
-        "relative", _one_of(Regularization),
+        "and quantiles; for others 1 where absolute",
+        "`\"auto\"` for leaves that are order statistics (absolute error, quantiles): "
+        "2 / min(tau, 1 - tau) - 1, at most 20; 20 if 75 % of the rows have almost no "
+        "curvature. Rows of the whole table count, whatever their weight and "
+        "`subsample`.")]
+    regularization: Annotated[Regularization, Setting(
+        "relative", _one_of(Regularization), "Trees",
         "whether l1, l2, min_gain and min_child_weight count average rows (relative) "
-        "or units of the loss (absolute)")]
-    subsample: Annotated[Number, _traced(1.0, _SHARE,
-        "the share of rows that a round learns from")]
-    colsample_bytree: Annotated[Number, _traced(1.0, _SHARE,
+        "or units of the loss (absolute)",
+        "`\"relative\"` divides gradient and curvature by the curvature of an average "
+        "row, so that a loss times a million trains the same model. That curvature is "
+        "the mean of this round, or, if that is less than the mean of the first round, "
+        "the geometric mean of both; times N / N_eff, where N_eff rows hold the "
+        "information at the start. Each score has its own divisor; scores that compete "
+        "for a row, as in softmax, share the sum of theirs. For a logistic loss it "
+        "starts at 1/4, the greatest curvature, however rare positive rows are. "
+        "`\"absolute\"` leaves the units of the loss, as XGBoost does. See "
+        "[Curvature](curvature.md#regularization-in-rows).")]
+    subsample: Annotated[Number, _traced(1.0, _SHARE, "Sampling",
+        "the share of rows that a round learns from",
+        "Drawn without replacement, whole groups for losses of groups; below 1 the "
+        "history has each round's improvement on the other rows.")]
+    colsample_bytree: Annotated[Number, _traced(1.0, _SHARE, "Sampling",
         "the share of features for each tree")]
-    colsample_bylevel: Annotated[Number, _traced(1.0, _SHARE,
+    colsample_bylevel: Annotated[Number, _traced(1.0, _SHARE, "Sampling",
         "the share of those for each level")]
-    colsample_bynode: Annotated[Number, _traced(1.0, _SHARE,
+    colsample_bynode: Annotated[Number, _traced(1.0, _SHARE, "Sampling",
         "the share of those for each node")]
-    max_leaves: Annotated[int | None, _static(None, _or(None, _integer(2)),
-        "the most leaves of a tree; on each level the best splits come first")]
+    max_leaves: Annotated[int | None, Setting(None, _or(None, _integer(2)), "Trees",
+        "the most leaves of a tree; None: as many as max_depth allows",
+        "Trees still grow level by level: on each level the best splits are made "
+        "first, up to this number of leaves. (LightGBM's num_leaves differs: a tree "
+        "may go deep in one place before a level is full.)")]
     # The next two name features: they are checked against the columns.
-    monotone: Annotated[Any, _traced(None, None,
-        "{feature: 1 or -1}, or a sign for every feature")]
+    monotone: Annotated[Any, _traced(None, None, "Constraints and split candidates",
+        "{feature: 1 or -1}, by index or name, or a sign for every feature",
+        "1 where the score must not fall as the feature rises, -1 where it must not "
+        "rise, 0 where it may do both. Missing values are unconstrained. With K scores "
+        "the constraint holds for each.")]
     interactions: Annotated[Any, _traced(None, None,
-        "groups of features that may meet on a path")]
-    candidates: Annotated[Candidates, _static("global", _one_of(Candidates),
+        "Constraints and split candidates",
+        "groups of features, by index or name, that may meet on a path",
+        "`[[0, 1], [1, 2, 3]]`: all features on a path from root to leaf are in one "
+        "group. A feature of no group splits alone.")]
+    candidates: Annotated[Candidates, Setting("global", _one_of(Candidates),
+        "Constraints and split candidates",
         "thresholds that may split a node: chosen once (global), in each node "
-        "(local), or every value (exact)")]
-    candidate_weights: Annotated[CandidateWeights, _static(
-        "samples", _one_of(CandidateWeights),
-        "what rows weigh when thresholds are chosen: samples or curvature")]
-    category_l2: Annotated[Number, _traced(0.0, _PENALTY,
-        "added to l2 in splits by sets of categories")]
-    category_smoothing: Annotated[Number, _traced(0.0, _PENALTY,
-        "the least curvature by which means of categories are shrunk")]
-    min_category_weight: Annotated[Number, _traced(0.0, _PENALTY,
+        "(local), or every value (exact)",
+        "Candidates are eps = 1 / (`max_bins` - 1) of the weight apart (Chen and "
+        "Guestrin 2016, section 3.2); exact ones ignore `max_bins`. Local and exact "
+        "candidates sort the rows of each feature once, and take six to seven times as "
+        "long as histograms. The order takes 4 bytes for each cell of x, and 16 more "
+        "while a tree grows.")]
+    candidate_weights: Annotated[CandidateWeights, Setting(
+        "samples", _one_of(CandidateWeights), "Constraints and split candidates",
+        "the weights of rows in the choice of thresholds: samples or curvature",
+        "`\"curvature\"` multiplies `sample_weight` by the curvature of the loss; "
+        "global candidates are then chosen anew for each tree, as by XGBoost's "
+        "approx.")]
+    category_l2: Annotated[Number, _traced(0.0, _PENALTY, "Categories",
+        "added to l2 in the gain of a split by a set of categories; this and the next "
+        "two are counted like l2")]
+    category_smoothing: Annotated[Number, _traced(0.0, _PENALTY, "Categories",
+        "the least curvature by which means of categories are shrunk",
+        "The least s in the factor H_c / (H_c + s), which shrinks the mean of a "
+        "category of curvature H_c toward that of the node; nodes choose a greater one "
+        "by the noise of their rows.")]
+    min_category_weight: Annotated[Number, _traced(0.0, _PENALTY, "Categories",
         "the least curvature of a child in splits by sets of categories")]
-    max_onehot: Annotated[Count, _traced(4, _unless_traced(_integer(0)),
-        "features of at most so many categories split off one category at a time")]
-    curvature: Annotated[Curvature, _static("auto", _check_curvature,
+    max_onehot: Annotated[Count, _traced(4, _unless_traced(_integer(0)), "Categories",
+        "the most codes of a feature that splits off one category at a time",
+        "Such splits are without `category_l2` and `min_category_weight`, as in "
+        "LightGBM and XGBoost.")]
+    curvature: Annotated[Curvature, Setting("auto", _check_curvature, "Loss",
         "the second-order weight of a row: a policy, or a function of score and "
-        "target")]
-    leaf_solver: Annotated[LeafSolver, _static("auto", _one_of(LeafSolver),
-        "how leaf values are computed")]
-    share_structure: Annotated[bool | str, _static("auto", _check_sharing,
-        "whether one tree serves all K scores of a round, with K values in each leaf")]
+        "target",
+        "`\"auto\"`, `\"exact\"`, `\"secant\"`, `\"absolute\"` or `\"unit\"`; for "
+        "[distributions](distributions.md) also `\"fisher\"`, `\"natural\"` or "
+        "`\"standardized\"` (which is auto); for [losses of groups](groups.md) only "
+        "`\"probe\"` (which is auto) or `\"unit\"`; formulas: [Curvature]"
+        "(curvature.md). Or, for losses of one row, a function with the arguments of "
+        "the loss that returns a number, for K > 1 K numbers or a K x K matrix (its "
+        "diagonal is used). It should be positive (the Fisher information of a "
+        "likelihood, for example).")]
+    leaf_solver: Annotated[LeafSolver, Setting("auto", _one_of(LeafSolver), "Loss",
+        "the method that computes leaf values",
+        "`\"newton\"`: -G / (H + `l2`), where H sums `curvature`; `\"hessian\"`: the "
+        "same with the second derivatives of the loss, whatever `curvature` is; "
+        "`\"exact\"`: the argmin of the leaf's loss; `\"guarded\"`: the Newton step, "
+        "replaced by the argmin in leaves where it falls short of its predicted "
+        "decrease, and in all leaves if 75 % of the rows have almost no curvature; "
+        "`\"line_search\"`: the Newton steps times one multiplier per tree; "
+        "`\"median_step\"`: one step from the median of the rows' own minimizers, "
+        "without `l2` (for Huber's loss and similar ones); `\"joint\"`: one Newton "
+        "step of all leaves for losses of groups, of the K values of a leaf with "
+        "`share_structure`; `\"auto\"`: joint for these, exact for piecewise linear "
+        "losses, newton for quadratic ones (hessian with unit curvature) and for more "
+        "than 64 scores, else guarded. See [Leaves](leaves.md).")]
+    share_structure: Annotated[bool | str, Setting("auto", _check_sharing, "Loss",
+        "whether one tree serves all K scores of a round, with K values in each leaf",
+        "`\"auto\"`: for three scores or more if the learning rates sum to 30 over all "
+        "rounds (300 rounds at 0.1), unless `leaf_solver`, `monotone` or absolute "
+        "`regularization` is given or y [N, K] holds several targets; a run that "
+        "continues a model or a checkpoint keeps its choice. See "
+        "[Several scores](several-scores.md).")]
 
 
-class TableSettings(RoundSettings, total=False):
-    """The hyperparameters of a run on raw tables; the estimators have them all."""
+class RunSettings(RoundSettings, total=False):
+    """The hyperparameters of a run of one or more scores."""
 
-    num_rounds: Annotated[int, _static(100, _integer(0),
+    num_rounds: Annotated[int, Setting(100, _integer(0), "Trees",
         "rounds of boosting; each grows a tree for every score")]
     # Checked with num_scores, in jboost.boosting.method.initial_scores.
-    init_score: Annotated[Any, _traced("auto", None,
-        "where training starts: auto (the argmin of the loss), median, or numbers")]
-    absent: Annotated[Absent | None, _static(None, _or(None, _one_of(Absent)),
-        "how entries that a sparse matrix does not store are read: missing or zero")]
+    init_score: Annotated[Any, _traced("auto", None, "Loss",
+        "the score where training starts: auto, median, or one or K numbers",
+        "`\"auto\"`: the argmin over c of the weighted loss (or, if no row has a "
+        "gradient at this point, a point where the most rows have one; see "
+        "`history.choices`); `\"median\"`: the median of the rows' own minimizers (the "
+        "targets, for a loss that is least at the target).")]
+
+
+class BoostSettings(RunSettings, total=False):
+    """The hyperparameters of ``boost``."""
+
+    num_scores: Annotated[int, Setting(1, _integer(1), "Loss",
+        "K, the scores of a row",
+        "The loss receives K scores, and each round grows K trees or, with "
+        "`share_structure`, one. A built-in loss of one score has a score for each "
+        "column of y [N, K]; 1 then means K.")]
+
+
+class TableSettings(RunSettings, total=False):
+    """The hyperparameters of a run on raw tables; the estimators have them all."""
+
+    absent: Annotated[Absent | None, Setting(None, _or(None, _one_of(Absent)), "Data",
+        "the meaning of entries that a sparse matrix does not store: missing or zero",
+        "The result is that of the dense matrix with NaN (`\"missing\"`: they take the "
+        "direction learned at each split) or 0 in their places. The model keeps it for "
+        "prediction. `None`: that of `model`, or missing if x is sparse, or dense with "
+        "a missing value in a row of positive weight. Otherwise validation sets and "
+        "the model refuse sparse matrices that do not store every entry.")]
     # Names features: it is checked against the columns.
-    categorical: Annotated[Any, _static("auto", None,
-        "categorical columns: auto (by dtype), None, or names and indices")]
-    early_stopping_rounds: Annotated[int | None, _static(None, _or(None, _integer(1)),
-        "stop after so many rounds without improvement")]
+    categorical: Annotated[Any, Setting("auto", None, "Categories",
+        "categorical columns: auto (by dtype), None, or names and indices",
+        "`\"auto\"`: the categorical columns of a data frame (strings, and columns "
+        "declared categorical); a sequence: these columns as well. In a matrix a "
+        "column of categories holds integers 0, 1, 2, ..., NaN where missing. "
+        "Categories have no order: a split sends a set of them left, found by sorting "
+        "those in the node by gradient over curvature (Fisher 1958; Breiman et al. "
+        "1984, theorem 4.5), shrunk by the noise of the node's rows (DerSimonian and "
+        "Laird 1986). The heaviest 16 `max_bins` - 2 have a code each (fewer where all "
+        "columns together would have more than 2^19 codes), the others share one. In "
+        "prediction, categories unseen in training (in a matrix also integers < 0) are "
+        "treated as missing; if unseen in a node, they follow its missing values. Not "
+        "with sparse x, streams or other `candidates`, nor with `monotone` signs on "
+        "them.")]
+    early_stopping_rounds: Annotated[int | None, Setting(
+        None, _or(None, _integer(1)), "Validation and stopping",
+        "stop after so many rounds without improvement",
+        "Compares the first validation set's loss, or the criterion `by`; the model "
+        "is then that of the best round.")]
 
 
-class FitSettings(TableSettings, total=False):
+class FitSettings(TableSettings, BoostSettings, total=False):
     """All hyperparameters: those of ``fit``, ``cross_validate`` and ``sweep``."""
 
-    num_scores: Annotated[int, _static(1, _integer(1),
-        "K, the scores of a row")]
-    seed: Annotated[int, _traced(0, _integer(0, 2**32 - 1),
-        "seeds everything random")]
+    seed: Annotated[int, _traced(0, _integer(0, 2**32 - 1), "Sampling",
+        "seed of everything random")]
 # fmt: on
 
 

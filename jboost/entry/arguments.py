@@ -153,6 +153,11 @@ _PEER_LOSSES = {peer: own for own, peers in _LOSSES.items() for peer in peers.sp
 _PEER_METRICS = {peer: own for own, peers in _METRICS.items() for peer in peers.split()}
 
 
+def find_twins(name: str) -> list[str]:
+    """Returns the names that other libraries have for an argument of jboost."""
+    return _NAMES.get(name, "").split()
+
+
 def explain_arguments(function: Callable[P, R]) -> Callable[P, R]:
     """Decorates a function to suggest the right name for an unknown keyword argument.
 

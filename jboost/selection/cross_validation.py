@@ -150,7 +150,7 @@ def cross_validate(
         rounds.
       {settings}
 
-    :func:`jboost.fit` explains the hyperparameters at length. Early stopping looks at
+    The page "Parameters" explains the hyperparameters at length. Early stopping looks at
     the mean over the folds. ``seed`` also seeds the draw of the folds.
 
     Returns:
@@ -358,7 +358,7 @@ def sweep(
       mesh: devices that share the models, as for :func:`jboost.cross_validate`.
       {settings}
 
-    :func:`jboost.fit` explains the hyperparameters at length. Early stopping looks at
+    The page "Parameters" explains the hyperparameters at length. Early stopping looks at
     the mean of each point over its folds.
 
     Returns:

@@ -205,7 +205,7 @@ _CONTAINERS = "(X, y), (X, y, sample_weight) or (X, y, sample_weight, offset)"
 
 
 def _declare(default: Any, meaning: str) -> Setting:
-    return Setting(default, None, meaning, traced=False)
+    return Setting(default, None, "", meaning)
 
 
 # fmt: off

@@ -9,7 +9,7 @@ the rows (``preparing``); begin afresh, from a model or from a checkpoint
 import functools
 from collections.abc import Callable, Sequence
 from os import PathLike
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar, Unpack
 
 import numpy as np
 from jax.sharding import Mesh
@@ -17,7 +17,7 @@ from jaxtyping import ArrayLike, Shaped
 from tqdm import tqdm
 
 from jboost import losses
-from jboost.boosting.settings import Regularization
+from jboost.boosting.settings import FitSettings, read_settings, takes_settings
 from jboost.entry.arguments import explain_arguments
 from jboost.entry.decorators import on_host
 from jboost.entry.exchanges import gather_numbers, num_processes, use_processes
@@ -25,9 +25,7 @@ from jboost.entry.messages import warn_user
 from jboost.kernels.grow_cpu import keep_scratch
 from jboost.kernels.library import resolve_implementation, takes_implementation
 from jboost.model.ensemble import Ensemble
-from jboost.objective.curvature import Curvature
 from jboost.tables.frames import RowSource
-from jboost.tables.sparse import Absent
 from jboost.training.checkpoints import (
     Checkpoint,
     compare_processes,
@@ -46,6 +44,10 @@ from jboost.training.host_loop import FitRun, run_rounds
 from jboost.training.preparing import Prepared, make_job, prepare_rows
 from jboost.training.request import (
     FitRequest,
+    Judges,
+    Origin,
+    RawRows,
+    Watchers,
     read_mesh,
     read_request,
     refuse_large_run,
@@ -53,8 +55,6 @@ from jboost.training.request import (
 from jboost.training.scoring import By, Metrics
 from jboost.training.sharded import spans_processes
 from jboost.training.starting import start, start_position, start_record
-from jboost.trees.candidates import Candidates, CandidateWeights
-from jboost.trees.leaves import LeafSolver
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -97,6 +97,7 @@ def _warn_of_labels(y: Any) -> None:
 @hint_at_classes
 @on_host("call jb.boost there")
 @takes_implementation
+@takes_settings
 def fit(
     x: Any,
     y: Any = None,
@@ -108,39 +109,6 @@ def fit(
     validation: Any = None,
     metrics: Metrics = None,
     by: By = None,
-    num_rounds: int = 100,
-    learning_rate: Any = 0.1,
-    max_depth: int = 6,
-    max_bins: int = 256,
-    absent: Absent | None = None,
-    l1: float = 0.0,
-    l2: Any = "auto",
-    max_delta_step: float = float("inf"),
-    min_gain: float = 0.0,
-    min_child_weight: float = 1.0,
-    min_child_samples: Any = "auto",
-    regularization: Regularization = "relative",
-    subsample: float = 1.0,
-    colsample_bytree: float = 1.0,
-    colsample_bylevel: float = 1.0,
-    colsample_bynode: float = 1.0,
-    max_leaves: int | None = None,
-    monotone: Any = None,
-    interactions: Any = None,
-    candidates: Candidates = "global",
-    candidate_weights: CandidateWeights = "samples",
-    categorical: Any = "auto",
-    category_l2: float = 0.0,
-    category_smoothing: float = 0.0,
-    min_category_weight: float = 0.0,
-    max_onehot: int = 4,
-    num_scores: int = 1,
-    curvature: Curvature = "auto",
-    leaf_solver: LeafSolver = "auto",
-    share_structure: bool | str = "auto",
-    init_score: Any = "auto",
-    early_stopping_rounds: int | None = None,
-    seed: int = 0,
     progress: bool = False,
     callbacks: Any = (),
     feature_names: Sequence[str] | None = None,
@@ -149,202 +117,52 @@ def fit(
     model: Ensemble | None = None,
     checkpoint: str | PathLike[str] | None = None,
     checkpoint_rounds: int = 50,
+    **settings: Unpack[FitSettings],
 ) -> Trained:
     """Trains a model for any differentiable loss.
 
     F_0 = init_score + offset;  F_m = F_{m-1} + learning_rate * tree_m, where each
     tree minimizes the loss to second order around F_{m-1} (Friedman 2001; Chen and
     Guestrin 2016), with the curvature and leaf values that ``curvature`` and
-    ``leaf_solver`` select.
+    ``leaf_solver`` select. The page "Parameters" explains each argument at length.
 
     Args:
-      x: numbers [N, F], used in float32; NaN and masked cells (``numpy.ma``) are
-        missing. A matrix, a structured array, or a data frame of pandas, polars,
-        pyarrow or another library that narwhals supports; ``predict`` then compares
-        its labels. May be sparse (a ``scipy.sparse`` matrix, or BCOO or BCSR of
-        ``jax.experimental.sparse``): the cost then grows with its stored entries. Or
-        rows that are not in memory, from :func:`jboost.stream`; they include y,
-        sample_weight and offset, which are then not given here.
+      x: numbers [N, F], used in float32; NaN and masked cells are missing. A matrix, a
+        data frame (pandas, polars, pyarrow or another library that narwhals supports),
+        a sparse matrix (``scipy.sparse``, BCOO or BCSR), or rows that are not in
+        memory, from :func:`jboost.stream`, which include y, weights and offset.
       y: targets: an array [N] or [N, ...], a series, a frame, or a pytree of such; the
-        loss receives one row of it. Rows are paired with those of x by their order,
-        whatever their index. For y [N, K] a built-in loss of one score is summed over
-        the K columns, where NaN is a missing target. A custom loss may take infinities
-        and NaN.
+        loss receives one row of it. In y [N, K] of a built-in loss of one score, NaN is
+        a missing target.
       loss: ``loss(score, target) -> scalar`` for one row, in jax.numpy, with ``groups``
         ``loss(scores, targets, *, where)`` for the rows of a group; or the result of
         :func:`jboost.losses.adaptive`. See :mod:`jboost.losses`.
-      sample_weight: row weights, >= 0; a row of weight 0 may hold NaN. XGBoost's
-        scale_pos_weight=w is ``np.where(y == 1, w, 1.0)``.
+      sample_weight: row weights, >= 0; a row of weight 0 may hold NaN.
       offset: [N] or [N, K], added to the score (a base margin: log exposure, say);
         must be passed to ``predict`` as well.
-      groups: N ids in any order (queries, subjects, bags, strata), "all" for one group
-        of all rows, or :func:`jboost.random_groups`. The loss is then one of a group,
-        ``loss(scores, targets, *, where) -> scalar``, where scores are [G] or [G, K],
-        targets have G rows, and the boolean mask ``where`` [G] marks the rows of the
-        group; others are padding. The loss may also take ``weights`` [G] and ``key``,
-        a new PRNG key in each round; if it does not take weights, ``sample_weight``
-        must be the same in all rows of a group, and weighs the group. A row of weight
-        0 is not in ``where``. ``subsample`` draws groups. See the page "Losses of
-        groups". Not with streams or ``mesh``.
+      groups: N ids in any order (queries, subjects, bags), "all" for one group of all
+        rows, or :func:`jboost.random_groups`; see the page "Losses of groups".
       validation: (x, y), (x, y, sample_weight) or (x, y, sample_weight, offset), or
-        :func:`jboost.rows`, which names these parts and takes ``groups``; or a dict of
-        such sets by name; early stopping uses the first.
-      metrics: values to report for training and validation rows besides the loss: names
-        of :mod:`jboost.metrics`, such as ["auc", "log_loss"]; functions; or {name:
-        function}. A function is called as f(scores, targets, weights), with raw
-        scores, in jax.numpy (compiled, for each number of rows) or NumPy; or, if its
-        first argument is named ``y_true``, as in scikit-learn, as f(y_true, y_pred,
-        sample_weight=...), where y_pred is the inverse link of the scores
-        (:func:`jboost.losses.inverse_link`).
+        :func:`jboost.rows`; or a dict of such sets; early stopping uses the first.
+      metrics: values to report besides the loss: names of :mod:`jboost.metrics`,
+        functions f(scores, targets, weights) or, as in scikit-learn, f(y_true, y_pred,
+        sample_weight=...); or {name: function}.
       by: the criterion that compares rounds, for early stopping and
         ``history.best_round``: "loss" (or None), the name of a metric, or (name,
-        "max"). For a function of your own less is better, unless "max" is given;
-        built-in metrics have a known direction, and need not be in ``metrics``.
-      num_rounds: the number of trees (times K).
-      learning_rate: a number, or a schedule: round -> number, as in optax.
-      max_depth: levels of splits: the order of interaction. Depth 1 makes a sum of
-        functions of one feature each, depth 2 of two.
-      max_bins: codes per feature, including one for missing; see ``candidates``.
-        Categories may have 16 times as many, see ``categorical``.
-      absent: the meaning of entries that a sparse matrix does not store: "missing", so
-        that they take the direction learned at each split, or "zero"; the result is
-        that of the dense matrix with NaN or 0 in their places. The model keeps it for
-        prediction. None: that of ``model``, or "missing" if x is sparse, or dense with
-        a missing value in a row of positive weight. Otherwise validation sets and the
-        model refuse sparse matrices that do not store every entry.
-      l1: penalty alpha: moves the sum of a leaf's gradients toward 0 by this amount,
-        so that weak leaves are 0; counted like ``l2`` (relative: XGBoost's alpha is l1
-        times the unit of ``regularization``). Not for leaves that are order statistics.
-      l2: penalty lambda: pulls leaf values to 0, counted in average rows (relative) or
-        in units of the loss's second derivative (absolute, as in XGBoost). Medians and
-        quantiles are those of the residuals and l2 added zeros (absolute: none). Rows
-        are counted at weight min(1, mean weight), also for min_child_weight, min_gain
-        and l1. "auto": 3, or 1 for medians and quantiles; absolute: 1.
-      max_delta_step: the largest magnitude of a leaf value, before ``learning_rate``;
-        inf, or 0 as in XGBoost: no limit.
-      min_gain: the least gain kappa of a split; XGBoost's gamma is 2 min_gain.
-      min_child_weight: the least curvature of a child, in the units of ``l2``.
-      min_child_samples: the least rows of a child; "auto": one in 50 of the rows, from
-        1 to 20; for leaves that are order statistics (absolute error, quantiles)
-        2 / min(tau, 1 - tau) - 1, at most 20; 20 if 75 % of the rows have almost no
-        curvature. Absolute, without order statistics: 1, as in XGBoost. Rows of the
-        whole table count, whatever their weight and ``subsample``.
-      regularization: "relative" divides gradient and curvature by the curvature of an
-        average row, so that a loss times a million trains the same model; "absolute"
-        leaves the loss's units. That curvature is the mean of this round, or, if that
-        is less than the mean of the first round, the geometric mean of both (of sums
-        over the scores where they compete for a row, as in softmax); times N / N_eff,
-        where N_eff rows hold the information at the start. For a logistic loss it
-        starts at 1/4, the greatest curvature, however rare positive rows are. See the
-        page "Curvature" of the documentation.
-      subsample: share of rows per round, drawn without replacement; below 1 the history
-        has each round's improvement on the other rows.
-      colsample_bytree, colsample_bylevel, colsample_bynode: share of columns.
-      max_leaves: the most leaves of a tree; None: as many as ``max_depth`` allows.
-        Trees still grow level by level: on each level the best splits are made first,
-        up to this number of leaves. (LightGBM's num_leaves differs: a tree may go deep
-        in one place before a level is full.)
-      monotone: {index or name of a feature: sign}, or F signs: 1 where the score
-        must not fall as the feature rises, -1 where it must not rise, 0 where it may
-        do both. Missing values are outside that order. All K scores obey the signs.
-      interactions: groups of features by index or name, [[0, 1], [1, 2, 3]]: on a
-        path from root to leaf all features must be of one group. A feature of no
-        group splits alone.
-      candidates: thresholds that may split a node, eps = 1 / (max_bins - 1) of the
-        weight apart (Chen and Guestrin 2016, section 3.2): "global" (chosen once,
-        before training), "local" (chosen in each node from its own rows), or "exact"
-        (every distinct value, whatever ``max_bins``). The last two sort the rows of
-        each feature once, and take six to seven times as long as histograms. The order
-        takes 4 bytes for each cell of x, and 16 more while a tree grows.
-      candidate_weights: the weights of rows in the choice of candidates: "samples"
-        (sample_weight) or "curvature" (sample_weight times the curvature of the loss);
-        "global" ones are then chosen anew for each tree, as by XGBoost's "approx".
-      categorical: "auto": the categorical columns of a data frame (strings, and columns
-        declared categorical); a sequence: these columns as well, by name or index;
-        None: no column. In a matrix a column of categories holds integers 0, 1, 2,
-        ..., NaN where missing. Categories have no order: a split sends a set of them
-        left, found by sorting those in the node by gradient over curvature (Fisher
-        1958; Breiman et al. 1984, theorem 4.5), shrunk by the noise of the node's rows
-        (DerSimonian and Laird 1986). The heaviest ``16 * max_bins - 2`` have a code
-        each (fewer where all columns together would have more than 2^19 codes), the
-        others share one. In prediction, categories unseen in training (in a matrix also
-        integers < 0) are treated as missing; if unseen in a node, they follow its
-        missing values. Not with sparse x, streams or other ``candidates``, nor with
-        ``monotone`` signs on them.
-      category_l2: an addition to ``l2`` in the gain of a split by a set of categories
-        (LightGBM's cat_l2); it and the next two are counted like ``l2``.
-      category_smoothing: the least s in the factor H_c / (H_c + s), which shrinks the
-        mean of a category of curvature H_c toward that of the node (like LightGBM's
-        cat_smooth); nodes choose a greater one by the noise of their rows.
-      min_category_weight: the least curvature of a child of a split by a set of
-        categories (similar to LightGBM's min_data_per_group, a number of rows).
-      max_onehot: the most codes of a feature that sends one category left, the rest
-        right, without ``category_l2`` and ``min_category_weight`` (as in LightGBM
-        and XGBoost).
-      num_scores: K, the scores of a row. The loss receives K scores, and each round
-        grows K trees or, with ``share_structure``, one. A built-in loss of one score
-        has a score for each column of y [N, K].
-      curvature: the second-order weight of a row: "auto", "exact", "secant",
-        "absolute" or "unit" (formulas: the page "Curvature"); for
-        :func:`jboost.losses.likelihood` also "fisher", "natural" or "standardized"
-        (which is "auto"; the page "Distributions"); for
-        losses of groups only "probe" (which is "auto") or "unit"; or, for losses of
-        one row, a function with the arguments of the loss that returns it: a number,
-        for K > 1 K numbers or a K x K matrix (its diagonal is used). It should be
-        positive (the Fisher information of a likelihood, for example).
-      leaf_solver: "newton": -G / (H + l2), where H sums ``curvature``; "hessian": the
-        same with the second derivatives of the loss, whatever ``curvature`` is;
-        "exact": the argmin of the leaf's loss; "guarded": the Newton step, replaced by
-        the argmin in leaves where it falls short of its predicted decrease, and in all
-        leaves if 75 % of the rows have almost no curvature; "line_search": the Newton
-        steps times one multiplier per tree; "median_step": one step from the median of
-        the rows' own minimizers, without l2 (for Huber's loss and similar ones);
-        "joint": one Newton step of all leaves for losses of groups, of the K values of
-        a leaf with ``share_structure``; "auto": "joint" for these, "exact" for
-        piecewise linear losses, "newton" for quadratic ones ("hessian" with unit
-        curvature) and for more than 64 scores, else "guarded".
-      share_structure: whether one tree serves all K scores of a round, with K values
-        in each leaf; see "Scores that share a tree". "auto": for three scores or more
-        if the learning rates sum to 30 over all rounds (300 rounds at 0.1), unless
-        ``leaf_solver``, ``monotone`` or absolute ``regularization`` is given or y
-        [N, K] holds several targets; a run that continues a model or a checkpoint
-        keeps its choice.
-      init_score: "auto" = argmin_c of the weighted loss (or, if no row has a gradient
-        at this point, a point where the most rows have one; see ``history.choices``),
-        "median" of the rows' own minimizers (the targets, for a loss that is least at
-        the target), a number, or K numbers.
-      early_stopping_rounds: the number of rounds without improvement of the first
-        validation set's loss, or of the criterion ``by``, that ends training; the model
-        is then that of the best round.
-      seed: the random seed of the run.
-      progress: show a bar with time left and current losses; at first it shows that
-        programs are being compiled.
+        "max"). For custom functions lower is better unless you pass (name, "max").
+      progress: show a bar with time left and current losses.
       callbacks: one or several ``callback(round, history, model_so_far)``, called for
-        every round; a true return value stops training after that round.
+        every round; return a true value to stop training after that round.
       feature_names: F different names, kept in the model; a data frame has its own.
-      implementation: "xla", "cpu" or "cuda" (the compiled kernels), or None for the
-        best where the program runs; all give the same model. See
-        :func:`jboost.implementations`.
-      mesh: a ``jax.sharding.Mesh``; its devices share the rows, in order, and the model
-        is the one that a single device trains, bit for bit, whatever the number of
-        devices and processes. With several processes (``jax.distributed``) x, y,
-        weights, offset and validation sets are the rows of this process, which may
-        be none. None: the mesh of x if x is a ``jax.Array`` with rows sharded over a
-        mesh; else one device. See the page "Many machines". Not with sparse x or
-        ``candidates`` other than "global".
-      model: a model to continue with ``num_rounds`` more rounds; x has its columns,
-        and may have new categories. The same call with the same data and settings goes
-        on as if it had not ended: seeds and schedules count the model's rounds, too.
-        The history, early stopping and callbacks see the new rounds only.
-      checkpoint: the path of a file that keeps the run: if it exists, the run continues
-        from it, and the result is that of a run that was never interrupted, bit for
-        bit. Repeat the call that was interrupted; only ``num_rounds`` may be raised.
-        The file stays when the run is over, and the call then returns at once;
-        :func:`jboost.load` gives its model. Its size does not grow with the rows; their
-        scores are computed when the run continues. The code of metrics and callbacks
-        is not compared; a run that a callback stopped continues. Two runs at once are
-        refused.
+      implementation: "xla", "cpu" or "cuda", or None for the best where the program
+        runs; all give the same model. See :func:`jboost.implementations`.
+      mesh: a ``jax.sharding.Mesh`` of devices that share the rows; the model is that of
+        one device, bit for bit. See the page "Many machines".
+      model: a model to continue with ``num_rounds`` more rounds.
+      checkpoint: the path of a file that keeps the run; the same call continues from
+        it, bit for bit. Only ``num_rounds`` may be raised.
       checkpoint_rounds: the number of rounds between two writes of the file.
+      {settings}
 
     Returns:
       The model and its history, ``model, history = jb.fit(x, y)``.
@@ -352,11 +170,10 @@ def fit(
     Raises:
       TypeError, ValueError: for bad arguments, before training; the checkpoint is of
         another run (the error names the differences), or damaged (a FileError).
-      MemoryError: rows, histograms or the model cannot fit into memory, or it ran out
-        before the first round.
+      MemoryError: the run does not fit into memory.
       TrainingError: no row has a gradient to learn from, the loss stopped being
         finite, a metric or callback failed, a checkpoint cannot be written, memory
-        ran out in a round, the machine is taken away, or another process of the run
+        ran out in a round, the machine is preempted, or another process of the run
         was lost; carries the model until then.
       TrainingInterrupted: ctrl-C; a KeyboardInterrupt that carries the model so far.
 
@@ -368,9 +185,13 @@ def fit(
       >>> bool(history.train_loss[-1] < history.train_loss[0])
       True
     """
-    given = locals()
-    with use_processes(spans_processes(mesh := read_mesh(given))):
-        return _train(read_request(given, mesh))
+    rows = RawRows(x, y, sample_weight, offset, feature_names, groups)
+    judges = Judges(validation, metrics, by)
+    watchers = Watchers(callbacks, progress)
+    origin = Origin(model, checkpoint, checkpoint_rounds)
+    with use_processes(spans_processes(mesh := read_mesh(mesh, x))):
+        chosen = read_settings(settings)
+        return _train(read_request(rows, loss, chosen, judges, watchers, origin, mesh))
 
 
 def _train(request: FitRequest) -> Trained:

@@ -7,7 +7,7 @@ checked where the data are prepared.
 """
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,7 +17,7 @@ from jax.sharding import Mesh
 from jboost import losses
 from jboost.boosting.memory_needs import refuse_large_model, refuse_large_table
 from jboost.boosting.method import initial_scores
-from jboost.boosting.settings import Settings, learning_rates, read_settings
+from jboost.boosting.settings import Settings, learning_rates
 from jboost.boosting.sharding import check_mesh
 from jboost.entry import checks, feature_checks
 from jboost.entry.context import find_mesh
@@ -42,6 +42,29 @@ class RawRows(NamedTuple):
     offset: Any
     feature_names: Any
     groups: Any = None
+
+
+class Judges(NamedTuple):
+    """Validation sets and metrics as the caller gave them; see :func:`jboost.fit`."""
+
+    validation: Any
+    metrics: Any
+    by: Any
+
+
+class Watchers(NamedTuple):
+    """Callbacks and progress as the caller gave them; see :func:`jboost.fit`."""
+
+    callbacks: Any
+    progress: Any
+
+
+class Origin(NamedTuple):
+    """A model or a file to continue from, as given; see :func:`jboost.fit`."""
+
+    model: Any
+    checkpoint: Any
+    checkpoint_rounds: Any
 
 
 class FitRequest(NamedTuple):
@@ -108,28 +131,35 @@ class FitRequest(NamedTuple):
         )
 
 
-def read_mesh(given: Mapping[str, Any]) -> Mesh | None:
+def read_mesh(mesh: Any, x: Any) -> Mesh | None:
     """Returns the mesh of ``fit``, given or that of x; None: one device.
 
     Raises:
       TypeError, ValueError: it cannot hold the rows.
     """
-    mesh = check_mesh(given["mesh"])
+    mesh = check_mesh(mesh)
     if mesh is None:
-        mesh = find_mesh(given["x"])
+        mesh = find_mesh(x)
     if mesh is not None:
         check_devices(mesh)
     return mesh
 
 
-def read_request(given: Mapping[str, Any], mesh: Mesh | None) -> FitRequest:
+def read_request(
+    rows: RawRows,
+    loss: Any,
+    settings: Settings,
+    judges: Judges,
+    watchers: Watchers,
+    origin: Origin,
+    mesh: Mesh | None,
+) -> FitRequest:
     """Checks the arguments of ``fit``; exchanges nothing with other processes.
 
     Raises:
       TypeError, ValueError: for bad arguments.
     """
-    settings, model = read_settings(given), given["model"]
-    settings = settings.with_scores(given["loss"], given["y"])
+    settings, model = settings.with_scores(loss, rows.y), origin.model
     if model is not None:
         model = check_start(model, settings)
         settings = settings.replace(init_score=model.init_score, absent=model.absent)
@@ -138,12 +168,11 @@ def read_request(given: Mapping[str, Any], mesh: Mesh | None) -> FitRequest:
         settings.num_rounds,
         first=0 if model is None else model.num_rounds,
     )
-    watchers = _check_callbacks(given["callbacks"])
-    path = _read_checkpoint(given["checkpoint"], given["checkpoint_rounds"])
+    callbacks = _check_callbacks(watchers.callbacks)
+    path = _read_checkpoint(origin.checkpoint, origin.checkpoint_rounds)
     begin = initial_scores(settings)
-    sets = name_sets(given["validation"])
-    by, metrics = _read_metrics(given, settings, bool(sets))
-    rows = RawRows(*(given[name] for name in RawRows._fields))
+    sets = name_sets(judges.validation)
+    by, metrics = _read_metrics(judges, loss, settings, bool(sets))
     if isinstance(rows.x, RowSource):
         _check_streamed(rows, settings)
     if rows.groups is not None and mesh is not None:
@@ -153,29 +182,29 @@ def read_request(given: Mapping[str, Any], mesh: Mesh | None) -> FitRequest:
         )
     return FitRequest(
         rows=rows,
-        loss=given["loss"],
+        loss=loss,
         settings=settings,
         rates=np.asarray(rates),
         begin=begin,
         sets=sets,
-        named=isinstance(given["validation"], dict),
+        named=isinstance(judges.validation, dict),
         metrics=metrics,
         by=by,
-        watchers=watchers,
-        progress=checks.check_flag("progress", given["progress"]),
+        watchers=callbacks,
+        progress=checks.check_flag("progress", watchers.progress),
         mesh=mesh,
         model=model,
         checkpoint=path,
-        checkpoint_rounds=given["checkpoint_rounds"],
+        checkpoint_rounds=origin.checkpoint_rounds,
     )
 
 
-def _read_metrics(given, settings, validated):
+def _read_metrics(judges, loss, settings, validated):
     """Reads the metrics, and the criterion that rounds are compared by."""
-    by, metrics = read_by(given["by"], check_metrics(given["metrics"]))
-    metrics = bind_metrics(metrics, given["loss"], settings.num_scores)
+    by, metrics = read_by(judges.by, check_metrics(judges.metrics))
+    metrics = bind_metrics(metrics, loss, settings.num_scores)
     if by.metric is not None and not validated:
-        raise ValueError(f"by={show(given['by'])} needs validation=(x, y), got None")
+        raise ValueError(f"by={show(judges.by)} needs validation=(x, y), got None")
     if settings.early_stopping_rounds is not None and not validated:
         raise ValueError("early_stopping_rounds needs validation=(x, y), got None")
     return by, metrics
