@@ -150,8 +150,8 @@ def cross_validate(
         rounds.
       {settings}
 
-    The page "Parameters" explains the hyperparameters at length. Early stopping looks at
-    the mean over the folds. ``seed`` also seeds the draw of the folds.
+    The page "Parameters" explains the hyperparameters at length. Early stopping looks
+    at the mean over the folds. ``seed`` also seeds the draw of the folds.
 
     Returns:
       A CrossValidation. ``jax.vmap(jb.predict, (0, None))(result.models, x)`` computes
@@ -358,8 +358,8 @@ def sweep(
       mesh: devices that share the models, as for :func:`jboost.cross_validate`.
       {settings}
 
-    The page "Parameters" explains the hyperparameters at length. Early stopping looks at
-    the mean of each point over its folds.
+    The page "Parameters" explains the hyperparameters at length. Early stopping looks
+    at the mean of each point over its folds.
 
     Returns:
       A Sweep; ``print`` shows the points, the best one first. The losses of a point
