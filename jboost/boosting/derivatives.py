@@ -533,8 +533,9 @@ def _pick_rows(weights, num_scores):
         count = min(count, _MOST_ROWS, count_rows(len(weights)))
     own, step = (jnp.arange(n, dtype=jnp.int32) for n in (len(weights), count))
     last = most(jnp.max(jnp.where(weights > 0, first_row() + own + 1, 0)))
-    whole, rest = jax.lax.div(last, count), jax.lax.rem(last, count)
-    spaced = step * whole + jax.lax.div(step * rest, count)
+    among = np.int32(count)  # a Python integer has 64 bits under jax_enable_x64
+    whole, rest = jax.lax.div(last, among), jax.lax.rem(last, among)
+    spaced = step * whole + jax.lax.div(step * rest, among)
     number = jnp.where(last > count, spaced, step)
     row = number - first_row()
     inside = (row >= 0) & (row < len(weights)) & (number < last)
