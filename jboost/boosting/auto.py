@@ -276,13 +276,3 @@ def _count_quantile_rows(numpy, kind, left, right):
     share = numpy.where((kind == 2) & ~many, numpy.minimum(share, 1 - share), 0.5)
     rows = numpy.minimum(numpy.round(2 / share) - 1, _MOST_SAMPLES)
     return numpy.where(many, _MOST_SAMPLES, rows).astype(np.int32)
-
-
-def describe_choices(choices: LossChoices) -> dict[str, Any]:
-    """Returns the choices for a loss by the settings' names; see ``inspect_loss``."""
-    return dict(
-        curvature=choices.curvature,
-        leaf_solver=choices.leaf_solver,
-        l2=choices.l2,
-        min_child_samples=choices.min_child_samples or "auto",
-    )

@@ -20,7 +20,7 @@ from jaxtyping import Array, Bool, Float, Int32, UInt32
 
 from jboost.boosting.auto import decide_by_data, needs_minimizer
 from jboost.boosting.first_sums import ShardStatistics, SumGuesses, sum_first
-from jboost.boosting.groups import draw_bag, probe_round
+from jboost.boosting.groups import draw_bag
 from jboost.boosting.method import Method
 from jboost.boosting.state import (
     BoostState,
@@ -39,16 +39,16 @@ from jboost.numerics.random import derive, hash_words
 from jboost.objective.curvature import (
     EXPONENTS,
     Chosen,
+    count_lost,
     derivatives,
     informed_derivatives,
-    is_raised,
     least_curvature,
-    leave_out_lost,
     mean_positive,
     round_seed,
     smoothing_scale,
 )
 from jboost.objective.evaluation import known_targets, weighted_mean
+from jboost.objective.probing import raise_curvature, renew_probe
 from jboost.trees.limits import TreeLimits, count_in
 
 
@@ -126,7 +126,8 @@ def choose_scaling(problem: Problem) -> Scaling:
     minima = loss is not None and needs_minimizer(loss)
 
     def describe(curvature):
-        raised = not given and is_raised(minima, curvature)
+        has_least = curvature == "function" or (minima and curvature != "unit")
+        raised = not given and has_least
         by_start = raised and curvature == "auto" and num_scores > 1
         varies = curvature != "unit" and not given and minima
         return Policy(curvature == "unit", raised, by_start, varies)
@@ -195,13 +196,16 @@ def differentiate(
 
 
 def _leave_out(state, raw, weights):
-    """Returns the state and the derivatives, with 0 in place of lost ones."""
-    found = [leave_out_lost(each.gradient, each.curvature, weights) for each in raw]
-    raw = tuple(
-        each._replace(gradient=gradient, curvature=positive)
-        for each, (gradient, positive, _) in zip(raw, found, strict=True)
-    )
-    return note_lost(state, found[0][2]), raw
+    """Returns the state, and 0 for both derivatives where one is NaN or infinite."""
+    kept, counts = [], []
+    for each in raw:
+        pair = each.gradient, each.curvature
+        finite = jnp.isfinite(each.gradient) & jnp.isfinite(each.curvature)
+        lost = ~jnp.all(finite, axis=0) & (weights > 0)
+        gradient, positive = (jnp.where(finite, values, 0.0) for values in pair)
+        kept.append(each._replace(gradient=gradient, curvature=positive))
+        counts.append(count_lost(jnp.any(lost), lambda lost=lost: lost))
+    return note_lost(state, counts[0]), tuple(kept)
 
 
 def note_lost(state: BoostState, lost: Int32[Array, "2"]) -> BoostState:
@@ -220,11 +224,16 @@ def _differentiate_groups(problem, state):
     if groups.kind != "ids":  # rows outside the bag leave their group
         weights = jnp.where(draw_rows(problem, state), weights, 0.0)
     objective = bind_groups(problem, state, weights)
-    policies = list_policies(problem.method)
-    probe, found = probe_round(
-        objective, state.scores, state.probe, state.round, policies
+    gradient, probe = renew_probe(objective, state.scores, state.probe, state.round)
+    raw = tuple(
+        RawDerivatives(
+            gradient,
+            jnp.ones_like(gradient)
+            if policy == "unit"
+            else raise_curvature(probe, objective.weights),
+        )
+        for policy in list_policies(problem.method)
     )
-    raw = tuple(RawDerivatives(*pair) for pair in found)
     return _leave_out(state._replace(probe=probe), raw, weights)
 
 
@@ -296,7 +305,14 @@ def _scale(scaling, weights, state, policy, raw, first):
     if policy.unit or not scaling.relative:
         units = (one, one, one, one)
         return RowDerivatives(gradient, positive, *units, factor, known), first
-    mean = _find_mean(positive, weights, first)
+    if first is None:
+        mean = weighted_mean(positive, weights)
+    else:
+        mean = jax.lax.cond(
+            jnp.all(first.holds),
+            lambda *_: first.mean,
+            weighted_mean, positive, weights,
+        )  # fmt: skip
     flat = mean == 0  # no row has any curvature: all count alike
     positive = jnp.where(flat[:, None], 1.0, positive)
     if first is not None:
@@ -317,14 +333,6 @@ def _scale(scaling, weights, state, policy, raw, first):
         gradient, positive, mean, first_mean, concentration, one, factor, known
     )
     return pair, first
-
-
-def _find_mean(positive, weights, first):
-    if first is None:
-        return weighted_mean(positive, weights)
-    return jax.lax.cond(
-        jnp.all(first.holds), lambda *_: first.mean, weighted_mean, positive, weights
-    )
 
 
 def list_policies(method: Method) -> tuple[Chosen, ...]:
@@ -413,13 +421,7 @@ class Projection(NamedTuple):
     units: RowDerivatives
 
 
-def draw_projection(
-    seed: UInt32[Array, "2"],
-    shape: RowDerivatives,
-    fitted: RowDerivatives,
-    weights: Float[Array, " N"],
-    competing: Bool[Array, ""] | bool,
-) -> Projection:
+def _draw_projection(seed, shape, fitted, weights, competing):
     """Draws the direction of a round; returns the derivatives along it.
 
     Args:
@@ -671,7 +673,7 @@ def start_round(
         return plan
     coupling = state.coupling
     competing = False if coupling is None else jnp.any(coupling.competing)
-    line = draw_projection(
+    line = _draw_projection(
         seeds[1], shape, fitted, plan.weights(problem.data), competing
     )
     # Only the sums of one score's tree are known before it grows.

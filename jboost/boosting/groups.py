@@ -25,15 +25,14 @@ from jboost.objective.group_tracing import (
     read_inputs,
 )
 from jboost.objective.minimum import find_minimum
-from jboost.objective.probing import Probe, linearize, raise_curvature, renew_probe
+from jboost.objective.probing import Probe, linearize
 from jboost.objective.tracing import needs_groups
 from jboost.tables.groups import (
     MOST_CHECKED,
     RowGroups,
     check_full_groups,
     check_group_weights,
-    check_groups,
-    pad_groups,
+    make_groups,
     take_first_group,
 )
 from jboost.trees.joint import Stopping, solve_jointly
@@ -95,7 +94,12 @@ def read_groups(
             )
         return None, weights
     inputs = read_inputs(loss)
-    found = check_groups(groups, num_rows, f"{prefix}groups", padded=inputs.where)
+    found = make_groups(groups, padded=inputs.where)
+    if found.number is not None and len(found.number) != num_rows:
+        raise ValueError(
+            f"{prefix}groups must be an id for each of the {num_rows} rows, got "
+            f"{len(found.number)}"
+        )
     if not inputs.where:
         check_full_groups(found, num_rows, f"{prefix}groups")
     if inputs.weights and (weights is not None or inputs.needs_weights):
@@ -127,15 +131,22 @@ def refuse_bags(loss: Any, groups: RowGroups | None, share: Any) -> None:
 
 
 def place_groups(groups: RowGroups | None, total: int) -> RowGroups | None:
-    """Returns the groups of ``total`` rows, padding included, on the device."""
+    """Returns the groups of ``total`` rows on the device; padding is in no group."""
     if groups is None:
         return None
-    groups = pad_groups(groups, total)
-    assert groups is not None
-    if groups.weights is not None:
-        more = (0, total - len(groups.weights))
-        groups = replace(groups, weights=np.pad(np.asarray(groups.weights), more))
-    return jax.device_put(groups)
+
+    def pad(array, value=0):
+        if array is None:
+            return None
+        array = np.asarray(array)
+        return np.pad(array, (0, total - len(array)), constant_values=value)
+
+    slot, number, weights = (
+        pad(groups.slot, -1),
+        pad(groups.number),
+        pad(groups.weights),
+    )
+    return jax.device_put(replace(groups, slot=slot, number=number, weights=weights))
 
 
 def match_groups(groups: Any, training: RowGroups | None, label: str) -> Any:
@@ -274,24 +285,6 @@ def find_group_start(
     )
     start, flat = jax.lax.scan(solve, jnp.zeros(num_scores, jnp.float32), numbers)
     return start, jnp.all(flat)
-
-
-def probe_round(
-    objective: GroupObjective,
-    scores: Float[Array, "K N"],
-    probe: Probe,
-    number: Int32[Array, ""],
-    policies: tuple[str, ...],
-) -> tuple[Probe, list[tuple[Float[Array, "K N"], Float[Array, "K N"]]]]:
-    """Returns the probe of a round, and gradient and curvature by each policy."""
-    gradient, probe = renew_probe(objective, scores, probe, number)
-
-    def curvature(policy):
-        if policy == "unit":
-            return jnp.ones_like(gradient)
-        return raise_curvature(probe, objective.weights)
-
-    return probe, [(gradient, curvature(policy)) for policy in policies]
 
 
 def solve_group_leaves(

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import ArrayLike, Shaped
 
-from jboost.boosting.auto import decide_by_loss, describe_choices, needs_minimizer
+from jboost.boosting.auto import decide_by_loss, needs_minimizer
 from jboost.boosting.settings import read_settings
 from jboost.entry.checks import check_integer, check_number
 from jboost.entry.decorators import on_host
@@ -138,6 +138,7 @@ def inspect_loss(
     own = curvature if callable(curvature) else None
     traced, constants = trace_loss(loss, targets, num_scores, own)
     policy = decide_by_loss(traced, curvature).curvature
+    choices = decide_by_loss(traced)
     look = compiled(_look_along, traced, k, policy, size)
     points, minimizer, values = look(constants, targets, given, np.float32(reach))
     points = np.asarray(points)
@@ -156,7 +157,12 @@ def inspect_loss(
         hessian_zero=_intervals(points, np.abs(hessian) <= noise),
         hessian_negative=_intervals(points, hessian < -noise),
         not_finite=_intervals(points, ~finite),
-        choices=describe_choices(decide_by_loss(traced)),
+        choices=dict(
+            curvature=choices.curvature,
+            leaf_solver=choices.leaf_solver,
+            l2=choices.l2,
+            min_child_samples=choices.min_child_samples or "auto",
+        ),
     )
 
 
@@ -177,7 +183,7 @@ def _look_along(loss, k, policy, size, constants, targets, points, reach):
     parameters = ()
     if loss.estimate is not None:
         rows = origin[0] if loss.num_scores == 1 else origin.T
-        parameters = loss.estimate(constants, rows, targets, _ones(size))
+        parameters = loss.estimate(constants, rows, targets, jnp.ones(size))
     objective = Objective(loss, constants, targets, parameters, None)
     # Training skips this search for quadratic losses; the report shows it for all.
     own = find_minimizers(objective, size)
@@ -213,10 +219,6 @@ def _normal_weights(steps):
     weights = jnp.diff(edges) * jnp.exp(-jnp.square(steps) / 2)
     # Far from the minimizer all weights underflow to 0.
     return jnp.where(jnp.sum(weights) > 0, weights, 1.0)
-
-
-def _ones(size):
-    return jnp.ones(size, jnp.float32)
 
 
 def _minima(points, gradient, minimizer):

@@ -31,7 +31,8 @@ def refuse_large_table(x: Any, settings: Settings, num_devices: int = 1) -> None
       MemoryError: the table does not fit.
     """
     shape = getattr(x, "shape", None)
-    if not isinstance(shape, tuple) or len(shape) != 2 or is_sparse_like(x):
+    is_sparse = hasattr(x, "nnz") or hasattr(x, "nse")  # SciPy, JAX
+    if not isinstance(shape, tuple) or len(shape) != 2 or is_sparse:
         return
     if not all(isinstance(size, int | np.integer) for size in shape):
         return
@@ -59,11 +60,6 @@ def check_cells(size: int) -> None:
             "x must have fewer than 2^31 cells (rows, padded, times columns) on a "
             f"device, got {size}"
         )
-
-
-def is_sparse_like(x: Any) -> bool:
-    """Returns whether a matrix of SciPy or JAX stores only some of its cells."""
-    return hasattr(x, "nnz") or hasattr(x, "nse")
 
 
 def refuse_large_model(

@@ -116,12 +116,21 @@ def make_method(
         decide_sharing(settings, loss),
     )  # fmt: skip
     _check_solver(loss, choices)
-    _check_devices(loss, choices, num_devices)
+    by_information = num_devices > 1 and choices.curvature in EXPONENTS
+    if by_information and not isinstance(loss, GroupLoss) and loss.sampled:
+        # Random samples on a mesh would differ in the last bits.
+        raise ValueError(
+            f"mesh must be None with curvature={choices.curvature!r} where the "
+            "information of a distribution is estimated from samples; give it "
+            f"fisher_information, or use curvature='absolute', got {num_devices} "
+            "devices"
+        )
     if categories is not None and not isinstance(categories, Categories):
         raise TypeError(
             "categories must be those of the bins (bins.categories) or None, got "
             f"{type(categories).__name__}"
         )
+    most = settings.max_leaves
     method = Method(
         curvature=choices.curvature,
         leaf_solver=choices.leaf_solver,
@@ -132,7 +141,8 @@ def make_method(
         # Histograms need the size; sorted growth takes max_bins as a traced number.
         num_bins=max_bins if settings.candidates == "global" else MOST_CODES,
         max_nodes=_count_nodes(settings.max_depth, choices, num_rows),
-        max_leaves=_limit_leaves(settings),
+        # None if the depth implies the limit.
+        max_leaves=most if most and most < 2**settings.max_depth else None,
         uniform=uniform and choices.constant_curvature,
         categorical=categories is not None,
         candidates=settings.candidates,
@@ -160,11 +170,16 @@ def _make_limits(settings, choices, num_rows, num_features, categories, feature_
     signs: Any = feature_checks.check_monotone(
         settings.monotone, num_features, feature_names
     )
+    samples: Any = choices.min_child_samples
+    if isinstance(samples, Tracer):
+        samples = jnp.minimum(samples, num_rows).astype(jnp.int32)
+    else:
+        samples = np.int32(min(samples, num_rows))
     return TreeLimits(
         l2=as_float(choices.l2),
         min_gain=as_float(settings.min_gain),
         min_child_weight=as_float(settings.min_child_weight),
-        min_child_samples=_minimum(choices.min_child_samples, num_rows),
+        min_child_samples=samples,
         colsample_bytree=as_float(settings.colsample_bytree),
         colsample_bylevel=as_float(settings.colsample_bylevel),
         colsample_bynode=as_float(settings.colsample_bynode),
@@ -186,12 +201,6 @@ def _count_nodes(max_depth, choices, num_rows) -> int:
     return min(2 ** (max_depth - 1), 1 << (max(1, largest) - 1).bit_length())
 
 
-def _limit_leaves(settings) -> int | None:
-    """Returns the limit on leaves; None if ``max_depth`` implies it."""
-    most = settings.max_leaves
-    return most if most and most < 2**settings.max_depth else None
-
-
 def _check_solver(loss, choices: LossChoices):
     """Refuses "joint" and "median_step" for losses that have no use for them."""
     if isinstance(loss, GroupLoss):
@@ -207,19 +216,6 @@ def _check_solver(loss, choices: LossChoices):
         raise ValueError(
             "leaf_solver='median_step' needs a loss whose second derivative changes "
             f"with the score, such as Huber's; this one has its minimum by {better!r}"
-        )
-
-
-def _check_devices(loss, choices, num_devices):
-    """Refuses information from random samples on a mesh: the last bits would differ."""
-    if num_devices == 1 or choices.curvature not in EXPONENTS:
-        return
-    if loss.sampled:
-        raise ValueError(
-            f"mesh must be None with curvature={choices.curvature!r} where the "
-            "information of a distribution is estimated from samples; give it "
-            f"fisher_information, or use curvature='absolute', got {num_devices} "
-            "devices"
         )
 
 
@@ -293,13 +289,6 @@ def _check_size(codes, method, num_devices):
             f"features x codes x channels = {' x '.join(map(str, sizes))}; use a "
             "smaller max_depth or max_bins, or a larger min_child_samples"
         )
-
-
-def _minimum(samples, num_rows) -> Any:
-    """Returns min(samples, num_rows) as int32; ``samples`` may be traced."""
-    if isinstance(samples, Tracer):
-        return jnp.minimum(samples, num_rows).astype(jnp.int32)
-    return np.int32(min(samples, num_rows))
 
 
 def initial_scores(settings: Settings) -> Array | MedianStart | None:

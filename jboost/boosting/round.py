@@ -43,7 +43,7 @@ from jboost.numerics.derivatives import round_alone, weigh, without_derivatives
 from jboost.numerics.exact import sum_channels, sum_tables
 from jboost.objective.curvature import information_triangles, round_seed
 from jboost.objective.evaluation import gradients, hessian_products
-from jboost.trees.candidates import measure, propose, restore_thresholds
+from jboost.trees.candidates import measure, propose
 from jboost.trees.exact_growth import grow_sorted_tree
 from jboost.trees.grow import grow_levels
 from jboost.trees.joint import Stopping, bound_leaves, solve_jointly
@@ -89,7 +89,7 @@ def grow_structure(
     gradient, curvature, in_bag = shaping_derivatives(data, plan, task.shape)
     limits = jax.lax.stop_gradient(shaping_limits(plan, task))
     parts = (gradient, curvature, in_bag)
-    measure = measure_first(task.first, task.shape.mean, *parts, method.uniform)
+    quantization = measure_first(task.first, task.shape.mean, *parts, method.uniform)
     rows: Any = (*parts, task.seed, limits)
     sizes: Any = dict(
         max_depth=method.max_depth,
@@ -97,28 +97,22 @@ def grow_structure(
         max_leaves=method.max_leaves,
         uniform=method.uniform,
     )
-    grow = partial(grow_levels, measure=measure, num_bins=method.num_bins)
+    grow = partial(grow_levels, measure=quantization, num_bins=method.num_bins)
     if not method.sorts_rows:
         return grow(data.codes, *rows, **sizes)
     codes: Any = data.codes  # dense, and sorted by feature
     mass = None
     if method.candidates != "exact":
-        mass = _measure_candidates(method, data, curvature, in_bag)
+        values = curvature
+        if method.candidate_weights == "samples":
+            _, values = split_weights(jax.lax.stop_gradient(data.weights))
+        mass = measure(values, in_bag)
     if method.candidates != "global":
         return grow_sorted_tree(codes, *rows, mass=mass, **sizes)
     assert mass is not None
-    proposal = propose(codes, mass, num_bins=method.num_bins)
-    tree, leaf = grow(proposal.codes, *rows, **sizes)
-    threshold = restore_thresholds(proposal, tree.feature, tree.threshold)
-    return tree._replace(threshold=threshold), leaf
-
-
-def _measure_candidates(method, data, curvature, in_bag):
-    """Returns the weight of each row in the quantiles that become candidates."""
-    values = curvature
-    if method.candidate_weights == "samples":
-        _, values = split_weights(jax.lax.stop_gradient(data.weights))
-    return measure(values, in_bag)
+    codes, highest = propose(codes, mass, num_bins=method.num_bins)
+    tree, leaf = grow(codes, *rows, **sizes)
+    return tree._replace(threshold=highest[tree.feature, tree.threshold]), leaf
 
 
 def shaping_limits(plan: RoundPlan, task: TreeTask) -> TreeLimits:
@@ -227,7 +221,15 @@ def are_steps_kept(
 def _prepare(problem, state, plan, task, tree, leaf):
     """Returns a function for the Newton steps, the leaves' problems, and their sums."""
     method, fitted, limits = problem.method, task.fitted, plan.limits
-    penalty, l1 = _shrinkage(problem, limits, fitted)
+    l1 = zero_rows = None
+    if method.order_statistics:
+        penalty = jnp.float32(0)
+        if method.leaf_solver == "exact" and method.regularization == "relative":
+            zero_rows = limits.l2  # the weight of each leaf's pseudo-row at zero
+    else:
+        if limits.values is not None:
+            l1 = round_alone(limits.values.l1 * fitted.mean)
+        penalty = round_alone(limits.l2 * fitted.mean)
     choices = decide_by_data(
         state.pointed, state.least_rows, method.leaf_solver, limits.min_child_samples
     )
@@ -238,38 +240,18 @@ def _prepare(problem, state, plan, task, tree, leaf):
         step, promised = newton_step(sums.gradient, sums.curvature, penalty, l1)
         return step, jnp.where(choices.exact_leaves, jnp.inf, promised)
 
+    weights = plan.weights(problem.data, fitted.known)
     groups = LeafProblems(
         k=task.k,
         scores=state.scores,
-        weights=_weigh_rows(problem.data, plan, fitted),
+        weights=weights if fitted.factor is None else weights * fitted.factor,
         direction=None,
         group=leaf,
         penalty=jnp.broadcast_to(penalty, tree.leaf_value.shape[0]),
         l1=l1,
-        zero_rows=_count_zero_rows(method, limits),
+        zero_rows=zero_rows,
     )
     return newton, groups, sums
-
-
-def _weigh_rows(data, plan, fitted):
-    """Returns the weights of the rows in the loss of a leaf."""
-    weights = plan.weights(data, fitted.known)
-    return weights if fitted.factor is None else weights * fitted.factor
-
-
-def _shrinkage(problem, limits, fitted):
-    """Returns l2 and l1 in the units of the derivatives that fit the leaves."""
-    values = limits.values
-    if problem.method.order_statistics:
-        return jnp.float32(0), None  # see _count_zero_rows
-    l1 = None if values is None else round_alone(values.l1 * fitted.mean)
-    return round_alone(limits.l2 * fitted.mean), l1
-
-
-def _count_zero_rows(method, limits):
-    """Returns the weight of each leaf's pseudo-row at zero: l2, counted in rows."""
-    exact = method.order_statistics and method.leaf_solver == "exact"
-    return limits.l2 if exact and method.regularization == "relative" else None
 
 
 _STOPPING = Stopping(steps=10, residual=1e-6, least_bend=0.02, overshoot=0.5)
@@ -304,15 +286,7 @@ def sum_shared_leaves(
     )
 
 
-def fit_shared_leaves(
-    problem: Problem,
-    learning_rate: Float[ArrayLike, ""],
-    state: BoostState,
-    plan: RoundPlan,
-    tree: Tree,
-    leaf: Int32[Array, " N"],
-    pointed: Bool[ArrayLike, ""],
-) -> Tree:
+def _fit_shared_leaves(problem, learning_rate, state, plan, tree, leaf, pointed):
     """Returns the tree with its leaf values, times the learning rate.
 
     Args:
@@ -488,7 +462,7 @@ def fit_trees(
       pointed: the flag of the state, if possible not traced.
     """
     if problem.method.share_structure:
-        return fit_shared_leaves(
+        return _fit_shared_leaves(
             problem, learning_rate, state, plan, trees, leaf[0], pointed
         )
 

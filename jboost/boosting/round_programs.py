@@ -429,7 +429,12 @@ def finish(
     problem, plan, before = Problem(static, arrays), grown.plan, state
     trees, words, kept = grown.trees, grown.words, jnp.asarray(True)
     if options.solve:
-        trees = _solve(problem, options, rate, state, grown)
+        start = state
+        if options.kind is not None and state.kinks is not None:
+            start = state._replace(kinks=state.kinks._replace(kind=options.kind))
+        trees = fit_trees(
+            problem, rate, start, plan, trees, grown.leaf, options.pointed
+        )
         words = _store(words, pack(trees), entry)
         steps = add_values(state.steps, trees.leaf_value, grown.leaf)
         set_steps = add_to_sets(trees, sets, set_steps)
@@ -451,14 +456,6 @@ def finish(
     row_losses = None if row_losses is None else report.row_losses
     found = (state, set_steps, words) if options.solve else state.parameters
     return found, stored, row_losses
-
-
-def _solve(problem, options, rate, state, grown):
-    """Returns the trees with the values that the leaf solver finds."""
-    if options.kind is not None:
-        state = state._replace(kinks=state.kinks._replace(kind=options.kind))
-    trees = grown.plan, grown.trees, grown.leaf
-    return fit_trees(problem, rate, state, *trees, options.pointed)
 
 
 def _are_kept(problem, state, grown, row_losses):

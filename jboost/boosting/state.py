@@ -23,7 +23,6 @@ from jboost.entry.stages import elementwise, stage
 from jboost.objective.coupled import (
     GroupObjective,
     PreparedGroups,
-    number_groups,
     prepare,
 )
 from jboost.objective.coupling import find_coupling
@@ -417,9 +416,15 @@ def estimate_parameters(
     rows = (scores, data.targets, data.weights)
     if isinstance(loss, GroupLoss):
         assert data.groups is not None
-        if data.groups.weights is not None:  # a loss that weighs rows itself
-            rows = (*rows[:2], jnp.where(data.weights > 0, data.groups.weights, 0.0))
-        rows += (number_groups(data.groups, data.weights),)
+        groups = data.groups
+        if groups.weights is not None:  # a loss that weighs rows itself
+            rows = (*rows[:2], jnp.where(data.weights > 0, groups.weights, 0.0))
+        number = groups.number
+        if number is None:
+            row = jnp.arange(data.weights.shape[0], dtype=jnp.int32)
+            random = groups.kind == "random"
+            number = row // groups.width if random else jnp.zeros_like(row)
+        rows += (number,)
     return _estimate_parameters(loss, constants, *rows)
 
 

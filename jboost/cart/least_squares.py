@@ -51,11 +51,6 @@ def is_missing(words: UInt64[np.ndarray, "*n"]) -> Bool[np.ndarray, "*n"]:
     return words >= _MISSING
 
 
-def value_changes(words: UInt64[np.ndarray, "f n"]) -> Bool[np.ndarray, "f n-1"]:
-    """Returns whether each value differs from the next one of its column."""
-    return (words[:, 1:] ^ words[:, :-1]) > _ROW
-
-
 _TIE = 1e-10  # relative: gains closer than this differ only by rounding
 _NOISE = 1e-20  # largest gain due to rounding, as a fraction of a node's error
 _LEAST_SHARE = 1e-12  # share of a node's weight; rounding hides lighter children
@@ -172,10 +167,13 @@ def _grow_levels(data, rules):
     made, splits = [(node, stats)], []
     may_grow = _may_grow(stats, rules, depth)
     while may_grow.any():
-        level = _make_level(words, node[may_grow], _keep(stats, may_grow), rules)
+        growing = _Stats(*(field[..., may_grow] for field in stats))
+        level = _make_level(words, node[may_grow], growing, rules)
         split = _find_splits(data, level, rules)
         rows, right = _route(data, level, split)
-        stats = _summarize(data, rows, _child_sizes(level, split, right))
+        num_right = np.bincount(level.slot[right], minlength=len(level.node))
+        sizes = np.concatenate([growing.num_rows - num_right, num_right])
+        stats = _summarize(data, rows, sizes[np.tile(split.found, 2)])
         left = num_nodes + 2 * np.argsort(np.argsort(level.node[split.found]))
         node, depth = np.concatenate([left, left + 1]), depth + 1
         num_nodes += len(node)
@@ -215,10 +213,6 @@ def _summarize(data, rows, sizes):
 def _may_grow(stats, rules, depth):
     least = max(rules.min_split_samples, 2 * rules.min_child_samples)
     return ~stats.pure & (stats.num_rows >= least) & (depth < rules.max_depth)
-
-
-def _keep(stats, chosen):
-    return _Stats(*(field[..., chosen] for field in stats))
 
 
 def _make_level(words, node, stats, rules):
@@ -293,7 +287,7 @@ def _try_cuts(data, level, rules, words):
     rows = row_indices(words)
     sums = [np.cumsum(np.take(scaled, rows), axis=1) for scaled in data.scaled]
     distinct = np.zeros(words.shape, bool)
-    distinct[:, :-1] = value_changes(words)
+    distinct[:, :-1] = (words[:, 1:] ^ words[:, :-1]) > _ROW  # the next value differs
     share, cuts = level.share, level.cuts
     if data.excess is not None:
         share = share + np.cumsum(np.take(data.excess, rows), axis=1)
@@ -349,12 +343,6 @@ def _route(data, level, split):
     right[missing] = ~split.missing_left[level.slot[missing]]
     found = split.found[level.slot]
     return np.concatenate([rows[found & ~right], rows[found & right]]), right
-
-
-def _child_sizes(level, split, right):
-    num_right = np.bincount(level.slot[right], minlength=len(level.node))
-    sizes = np.concatenate([level.stats.num_rows - num_right, num_right])
-    return sizes[np.tile(split.found, 2)]
 
 
 def _describe(level, split, children, left):

@@ -87,21 +87,17 @@ def fit_tree(
       >>> tree.threshold[0], tree.missing_left[0], tree.value
       (np.float32(3.0), np.False_, array([3., 1., 5.]))
     """
-    rules = make_rules(
+    rules = _make_rules(
         max_depth, min_child_samples, min_split_samples, min_child_weight, min_gain
     )
-    table = check_table(x, y, sample_weight, feature_names)
+    table = _check_table(x, y, sample_weight, feature_names)
     warn_of_collisions(x)
     return grow_tree(*table, rules)
 
 
-def make_rules(
-    max_depth: Any,
-    min_child_samples: Any,
-    min_split_samples: Any,
-    min_child_weight: Any,
-    min_gain: Any,
-) -> Rules:
+def _make_rules(
+    max_depth, min_child_samples, min_split_samples, min_child_weight, min_gain
+):
     """Checks the limits of a tree and returns them."""
     depth = _DEEPEST if max_depth is None else max_depth
     check_integer = partial(checks.check_integer, least=1)
@@ -131,9 +127,7 @@ class Table(NamedTuple):
     names: tuple[str, ...] | None
 
 
-def check_table(
-    x: Any, y: Any, sample_weight: Any, feature_names: Sequence[str] | None = None
-) -> Table:
+def _check_table(x, y, sample_weight, feature_names=None):
     """Checks the arguments of these names and reads them as arrays."""
     frame = read_frame(x, "x")
     matrix = np.asarray(frame.matrix)
@@ -388,10 +382,10 @@ def cross_validate_alpha(
       >>> jb.cart.prune(choice.tree, choice.one_se_alpha).num_leaves
       2
     """
-    rules = make_rules(
+    rules = _make_rules(
         max_depth, min_child_samples, min_split_samples, min_child_weight, min_gain
     )
-    matrix, targets, weights, names = check_table(x, y, sample_weight)
+    matrix, targets, weights, names = _check_table(x, y, sample_weight)
     warn_of_collisions(x)
     weights = np.ones(len(matrix)) if weights is None else weights
     used = weights > 0
@@ -408,7 +402,10 @@ def cross_validate_alpha(
         sums += _add_errors(
             other, alphas * share, matrix[held], targets[held], weights[held]
         )
-    mean, error = _average(sums, weights)
+    total = weights.sum()
+    mean = sums[0] / total
+    variance = sums[2] - 2 * mean * sums[1] + mean**2 * np.square(weights).sum()
+    error = np.sqrt(np.maximum(variance, 0)) / total
     best = np.flatnonzero(mean <= mean.min() * (1 + _SAME))[-1]
     simplest = np.flatnonzero(mean <= mean[best] + error[best])[-1]
     return AlphaChoice(
@@ -477,13 +474,6 @@ def _draw_folds(folds, seed, used):
     if len(names) < 2:
         raise ValueError(f"folds must hold at least 2 labels, got {names.tolist()}")
     return labels
-
-
-def _average(sums, weights):
-    """Returns the mean error and its standard error from sums of `_add_errors`."""
-    mean = sums[0] / weights.sum()
-    variance = sums[2] - 2 * mean * sums[1] + mean**2 * np.square(weights).sum()
-    return mean, np.sqrt(np.maximum(variance, 0)) / weights.sum()
 
 
 def _add_errors(tree, alphas, matrix, targets, weights):

@@ -21,8 +21,7 @@ from jboost.codes.category_codes import find_categorical_features, fit_categorie
 from jboost.codes.codes import DenseCodes, SparseCodes
 from jboost.codes.gathering import (
     find_thresholds,
-    gather_columns,
-    is_missing_anywhere,
+    has_missing,
 )
 from jboost.codes.thresholds import check_max_bins, find_sparse_thresholds
 from jboost.entry.context import current_implementation, is_on_cpu, runs_on_cpu
@@ -30,6 +29,7 @@ from jboost.entry.decorators import on_host, traceable
 from jboost.entry.exchanges import (
     agree,
     gather_numbers,
+    gather_tables,
 )
 from jboost.entry.messages import warn_user
 from jboost.entry.programs import compiled
@@ -138,9 +138,15 @@ def fit_frame(
     # A power of two above the number of rows holds a code for each.
     num_rows = sum(gather_numbers(matrix.shape[0]))
     most = int(max_bins or 1 << (num_rows + 1).bit_length())
+    size, num_features = matrix.shape
+    weight = sample_weight
     with agree():
-        weight = _read_weights(sample_weight, matrix.shape[0])
-    num_features = matrix.shape[1]
+        if weight is not None:
+            weight = np.asarray(read_values(weight, "sample_weight"), np.float64)
+            if weight.shape != (size,):
+                raise ValueError(
+                    f"sample_weight must have shape ({size},), got {weight.shape}"
+                )
     indices = find_categorical_features(
         categorical, num_features, names, frame.categories
     )
@@ -156,7 +162,8 @@ def fit_frame(
             check_values(matrix, indices, "x", names)
         values = frame.categories and tuple(frame.categories[f] for f in indices)
         codes = _most_category_bins(most, num_features) - 1
-        columns, mass = gather_columns(matrix, indices, weight)
+        columns = gather_tables(np.ascontiguousarray(matrix[:, list(indices)]))
+        mass = None if weight is None else gather_tables(weight)
         if known is not None and known.features != indices:
             known = None  # refused by the caller
         categories = fit_categories(columns, indices, mass, codes, values, known, names)
@@ -166,23 +173,13 @@ def fit_frame(
         rows = find_sparse_thresholds(matrix, weight, most, absent)
     else:
         matrix = np.asarray(matrix)
-        absent = absent or ("missing" if is_missing_anywhere(matrix, weight) else None)
+        if not absent and any(gather_numbers(int(has_missing(matrix, weight)))):
+            absent = "missing"
         rows = find_thresholds(matrix, weight, most)
     if categories is not None:  # between all codes, whether they occur or not
         for index, codes in zip(indices, np.asarray(categories.codes), strict=True):
             rows[index] = np.arange(1, codes.max(), dtype=np.float32) + np.float32(0.5)
     return pad_thresholds(rows, most, absent, categories)
-
-
-def _read_weights(sample_weight, num_rows):
-    if sample_weight is None:
-        return None
-    weight = np.asarray(read_values(sample_weight, "sample_weight"), np.float64)
-    if weight.shape != (num_rows,):
-        raise ValueError(
-            f"sample_weight must have shape ({num_rows},), got {weight.shape}"
-        )
-    return weight
 
 
 def _refuse_categories(indices, matrix, max_bins):

@@ -122,16 +122,6 @@ def _unite_values(label, found, known):
     return (*known, *sorted(seen - {*known}), *sorted(declared - {*known}))
 
 
-def gather_columns(
-    matrix: Float[np.ndarray, "n F"],
-    features: tuple[int, ...],
-    weight: Float[np.ndarray, " n"] | None,
-) -> tuple[Float[np.ndarray, "N G"], Float[np.ndarray, " N"] | None]:
-    """Returns these columns of all rows, and the weights."""
-    columns = gather_tables(np.ascontiguousarray(matrix[:, list(features)]))
-    return columns, None if weight is None else gather_tables(weight)
-
-
 def find_thresholds(
     matrix: Float[np.ndarray, "n F"],
     weight: Float[np.ndarray, " n"] | None,
@@ -167,13 +157,6 @@ def join_shares(own: list[Float[np.ndarray, " _"]]) -> list[Float[np.ndarray, " 
     sizes, numbers = gather_tables((sizes, numbers))
     rows = np.split(gather_tables(flat), np.cumsum(sizes)[:-1])
     return [rows[place] for place in np.argsort(numbers)]
-
-
-def is_missing_anywhere(
-    matrix: Float[np.ndarray, "n F"], weight: Float[np.ndarray, " n"] | None
-) -> bool:
-    """Returns whether a row of positive weight of some process has a missing value."""
-    return any(gather_numbers(int(has_missing(matrix, weight))))
 
 
 def has_missing(

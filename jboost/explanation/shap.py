@@ -163,13 +163,7 @@ def _explain_in_xla(rows, trees, leaves, points, *, max_depth, pairs):
     return found.reshape(-1, *found.shape[2:])[: rows.num_rows]
 
 
-def mean_values(
-    trees: Trees,
-    leaf_value: Float[Array, "R K L"],
-    cover: Float[Array, "R K L"],
-    *,
-    max_depth: int,
-) -> Float[Array, " K"]:
+def _mean_values(trees, leaf_value, cover, *, max_depth):
     """Returns each score's sum over trees of the mean leaf value, weighted by cover."""
 
     def mean(trees, value, cover):
@@ -486,10 +480,16 @@ def shap_values(
     """
     model = _read_model(model, cover)
     values = _explain(model, x, pairs=False)
-    base = compiled(_mean_score)(_strip(model))
+    # Names are not needed, and would compile the program again.
+    bare = replace(model, feature_names=None, absent=None, categories=None)
+    base = compiled(_mean_score)(bare)
     if offset is not None:
         offset = read_offset(offset, values.shape[0], model.num_scores)
-        base = _add_offset(base, offset[:, 0] if base.ndim == 0 else offset)
+        offset = offset[:, 0] if base.ndim == 0 else offset
+        if isinstance(base, Tracer) or isinstance(offset, Tracer):
+            base = base + offset
+        else:  # in NumPy, because JAX compiles a sum for each shape
+            base = jax.device_put(np.asarray(base) + offset)
     return ShapValues(values, base)
 
 
@@ -611,18 +611,6 @@ def _explain_sparse(model, x, pairs):
     return jax.device_put(values)
 
 
-def _add_offset(base, offset):
-    """Adds in NumPy unless traced, because JAX compiles a sum for each shape."""
-    if isinstance(base, Tracer) or isinstance(offset, Tracer):
-        return base + offset
-    return jax.device_put(np.asarray(base) + offset)
-
-
-def _strip(model):
-    """Removes fields that the program does not need; names would compile it again."""
-    return replace(model, feature_names=None, absent=None, categories=None)
-
-
 def _explain_on_host(model, rows, pairs):
     """Calls the CPU kernels directly, so that no number of rows is compiled for."""
     rows, trees = read_trees(model := to_host(model), rows)
@@ -653,7 +641,7 @@ def _mean_score(model):
     """Returns the base, [] or [K]."""
     structure = (model.feature, model.threshold, model.missing_left, model.left_codes)
     left_child = None if model.links is None else model.links.left_child
-    mean = mean_values(
+    mean = _mean_values(
         Trees(*structure, left_child), model.leaf_value, model.sums.weight,
         max_depth=model.max_depth,
     )  # fmt: skip

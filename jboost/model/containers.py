@@ -242,13 +242,16 @@ def _foreign(begin, name):
 
 
 def _parse(text, checksum, name):
+    def refuse(constant):  # NaN and infinity are not JSON
+        raise ValueError(constant)
+
     found = zlib.crc32(text)
     if found != checksum:
         raise _damaged(
             name, f"the checksum of its header is {found}, expected {checksum}"
         )
     try:
-        header = json.loads(text, parse_constant=_refuse_constant)
+        header = json.loads(text, parse_constant=refuse)
         kinds = {"type": str, "written_by": str, "fields": dict, "arrays": dict}
         right = isinstance(header, dict) and header.keys() == kinds.keys()
         right = right and all(isinstance(header[k], kinds[k]) for k in kinds)
@@ -257,10 +260,6 @@ def _parse(text, checksum, name):
     if not right:
         raise _damaged(name, "its header is not a JSON object with the four entries")
     return header
-
-
-def _refuse_constant(constant):
-    raise ValueError(constant)
 
 
 def _read_array(data, entry, what, offset, name):

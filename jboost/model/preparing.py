@@ -97,7 +97,9 @@ def prepare(
     model, wide = match_wide(model, x)
     matrix = _read_matrix(model, x, wide)
     prepared = prepare_model(model, explain)
-    matrix = _move_rows(matrix, prepared.devices)
+    if isinstance(matrix, jax.Array) and not isinstance(matrix, Tracer):
+        elsewhere = prepared.devices and matrix.devices() != prepared.devices
+        matrix = np.asarray(matrix) if elsewhere else matrix
     num_rows, num_rounds = matrix.shape[0], model.num_rounds
     sharding = prepared.find_place(matrix, offset)
     if sharding is not ON_DEVICE:
@@ -130,13 +132,6 @@ def _read_matrix(model, x, wide):
     if matrix.size >= 2**31:
         raise ValueError(f"x must have fewer than 2^31 cells, got {matrix.shape=}")
     return matrix
-
-
-def _move_rows(matrix, devices):
-    """Returns rows that are on other devices than the model as a NumPy array."""
-    placed = isinstance(matrix, jax.Array) and not isinstance(matrix, Tracer)
-    elsewhere = placed and devices and matrix.devices() != devices
-    return np.asarray(matrix) if elsewhere else matrix
 
 
 def check_columns(model: Ensemble, num_columns: int) -> None:

@@ -92,16 +92,11 @@ def replace_without_derivative(
     mask: Bool[Array, "..."], values: Float[Array, "..."], value: float
 ) -> Float[Array, "..."]:
     """Replaces values under a mask; the derivative remains that of ``values``."""
-
-    def run(mask, values):
-        return jnp.where(mask, value, values)
-
-    return differentiable(run, _keep_tangent, mask, values)
-
-
-def _keep_tangent(result, operands, tangents):
-    del result, operands
-    return tangents[1]
+    return differentiable(
+        lambda mask, values: jnp.where(mask, value, values),
+        lambda result, operands, tangents: tangents[1],
+        mask, values,
+    )  # fmt: skip
 
 
 def square_root(values: Float[Array, "..."]) -> Float[Array, "..."]:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int32, Key, UInt32
+from jaxtyping import Array, Bool, Float, Int32, UInt32
 
 from jboost.numerics.random import derive, hash_words
 from jboost.objective.group_tracing import GroupLoss
@@ -243,14 +243,6 @@ def map_groups(function: Callable[[Any], _T], operands: Any, chunk: int) -> _T:
     return jax.tree.map(join, found, last)
 
 
-def number_groups(groups: RowGroups, weights: Float[Array, " N"]) -> Int32[Array, " N"]:
-    """Returns the number of each row's group, for estimates of parameters."""
-    if groups.number is not None:
-        return groups.number
-    row = jnp.arange(weights.shape[0], dtype=jnp.int32)
-    return row // groups.width if groups.kind == "random" else jnp.zeros_like(row)
-
-
 def _find_prepared(objective):
     return prepare(objective) if objective.prepared is None else objective.prepared
 
@@ -290,13 +282,6 @@ def _weigh(objective, batch):
     return jnp.max(jnp.where(batch.where, weights, 0.0), axis=1)
 
 
-def _make_keys(words, number) -> Key[Array, " n"]:
-    seeds = derive(words, number)
-    return jax.vmap(lambda seed: jax.random.wrap_key_data(seed, impl="threefry2x32"))(
-        seeds
-    )
-
-
 def _take(scores, rows):
     """Returns the scores of the rows of each group, [n, G] or [n, G, K]."""
     by_row = scores[0] if scores.shape[0] == 1 else scores.T
@@ -314,7 +299,9 @@ def _bind(objective, programs, batch, scores, early):
     width = scores.shape[1]
     index = loss.widths.index(width)
     if loss.inputs.key:
-        keys = _make_keys(objective.words, batch.number)
+        keys = jax.vmap(partial(jax.random.wrap_key_data, impl="threefry2x32"))(
+            derive(objective.words, batch.number)
+        )
     run = partial(programs[index], objective.constants)
 
     def one(each):

@@ -106,12 +106,7 @@ class _Projection(NamedTuple):
     first: Float[ArrayLike, ""]
 
 
-def find_flat_direction(
-    objective: Objective,
-    scores: Float[Array, "K N"],
-    weights: Float[Array, " N"],
-    unit: Float[Array, " K"],
-) -> Float[Array, " K"]:
+def _find_flat_direction(objective, scores, weights, unit):
     """Returns a direction of length 1 along which the mean loss curves least.
 
     It is a random vector minus its projection on the range of the mean Hessian A, by
@@ -221,7 +216,7 @@ def _find_of_many(objective, scores, weights):
     """
     diagonal = hessians(objective, scores)
     unit = _find_units(weighted_mean(diagonal, weights))
-    direction = find_flat_direction(objective, scores, weights, unit)
+    direction = _find_flat_direction(objective, scores, weights, unit)
     along = _scale(unit, direction)
     rows = diagonal, row_products(objective, scores, along)
     parts = *rows, find_dependent(objective, scores)

@@ -256,8 +256,7 @@ def derivatives(
     Except for "unit" and quadratic losses, the curvature is at least 1e-6 times the
     weighted mean of its positive part, which is 0 if no row has positive curvature.
     At kinks, where a derivative is not finite, the mean of the derivatives at F +-
-    delta replaces it. Rows where that is not finite, either, are left to
-    :func:`leave_out_lost`.
+    delta replaces it. Rows where that is not finite, either, are left to the caller.
 
     Args:
       smooth: whether derivatives at F +- delta are needed, if known: a program then
@@ -308,27 +307,11 @@ def derivatives(
         return gradient, jnp.ones_like(gradient)
     if not raised:
         return gradient, positive
-    start = _find_start(curvature, objective.coupling)
+    coupling, start = objective.coupling, None
+    if coupling is not None and curvature == "auto":
+        start = coupling.start
     least = least_curvature(mean_positive(positive, weights), start)
     return gradient, jnp.maximum(positive, least[:, None])
-
-
-def leave_out_lost(
-    gradient: Float[Array, "K N"],
-    positive: Float[Array, "K N"],
-    weights: Float[Array, " N"],
-) -> tuple[Float[Array, "K N"], Float[Array, "K N"], Int32[Array, "2"]]:
-    """Replaces both derivatives by 0 where one of them is NaN or infinite.
-
-    Returns:
-      Both derivatives, and the result of :func:`count_lost`.
-    """
-    finite = jnp.isfinite(gradient) & jnp.isfinite(positive)
-    lost = ~jnp.all(finite, axis=0) & (weights > 0)
-    gradient, positive = (
-        jnp.where(finite, values, 0.0) for values in (gradient, positive)
-    )
-    return gradient, positive, count_lost(jnp.any(lost), lambda: lost)
 
 
 def count_lost(
@@ -357,20 +340,6 @@ def count_lost(
     (number,), (first,) = exchange([own[0]], [own[1]])
     first = jnp.where(number > 0, -first, 0.0).astype(jnp.int32)
     return jnp.stack([number, first])
-
-
-def is_raised(loss_has_minima: bool, curvature: Chosen) -> bool:
-    """Returns whether the curvature has a least value.
-
-    Args:
-      loss_has_minima: whether training looks for the rows' own minimizers.
-    """
-    return curvature == "function" or (loss_has_minima and curvature != "unit")
-
-
-def _find_start(curvature, coupling):
-    """Returns the mean curvature at the start if it is a bound; otherwise None."""
-    return None if coupling is None or curvature != "auto" else coupling.start
 
 
 def are_finite(

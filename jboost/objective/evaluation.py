@@ -129,15 +129,6 @@ def _replace_zero(numpy, shares):
     return numpy.where(shares > 0, shares, np.float32(1))
 
 
-def take_objective(objective: Objective, rows: Int32[Array, " M"]) -> Objective:
-    """Returns the objective of some rows."""
-    minimizer = objective.minimizer
-    return objective._replace(
-        targets=jax.tree.map(lambda column: column[rows], objective.targets),
-        minimizer=None if minimizer is None else minimizer[:, rows],
-    )
-
-
 def loss_values(objective: Objective, scores: Float[Array, "K N"]):
     """Returns l(F_i, y_i) for every row, [N]."""
     return _loss_values(without_minima(objective), scores)

@@ -116,7 +116,7 @@ def find_lost_slopes(
             lost = _both(lost, _is_lost(gradients(objective, _shift(scores, side))))
         return lost
 
-    return branch(is_any(lost), look, _same, lost)
+    return branch(is_any(lost), look, lambda lost: lost, lost)
 
 
 @elementwise
@@ -132,7 +132,3 @@ def _shift(numpy, scores, side):
 @elementwise
 def _both(numpy, first, second):
     return first & second
-
-
-def _same(lost):
-    return lost

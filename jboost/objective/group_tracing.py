@@ -112,9 +112,7 @@ def read_inputs(loss: Any) -> GroupInputs:
     )
 
 
-def call_estimate(
-    loss: Adaptive, scores: Any, targets: Any, weights: Any, groups: Any
-) -> Any:
+def _call_estimate(loss, scores, targets, weights, groups):
     """Returns the parameters of an adaptive loss; ``groups`` only if it takes them."""
     named = inspect.signature(loss.estimate).parameters
     more = {"groups": groups} if "groups" in named else {}
@@ -133,7 +131,7 @@ def estimate_in_group(loss: Any, targets: Any, num_scores: int) -> Any:
     shape = (size,) if num_scores == 1 else (size, num_scores)
     zeros, ones = np.zeros(shape, np.float32), np.ones(size, np.float32)
     group = np.zeros(size, np.int32)
-    return call_estimate(loss, *jax.device_put((zeros, targets, ones, group)))
+    return _call_estimate(loss, *jax.device_put((zeros, targets, ones, group)))
 
 
 def trace_group_loss(
@@ -238,7 +236,7 @@ def _trace_estimate(loss, rows, num_scores, constants):
     shape = (num_rows,) if num_scores == 1 else (num_rows, num_scores)
     floats = [jax.ShapeDtypeStruct(s, jnp.float32) for s in (shape, (num_rows,))]
     inputs = (floats[0], rows, floats[1], jax.ShapeDtypeStruct((num_rows,), jnp.int32))
-    function = partial(call_estimate, loss)
+    function = partial(_call_estimate, loss)
     parameters = estimate_shapes(function, inputs)
     return trace_program(function, inputs, constants), parameters
 

@@ -80,11 +80,12 @@ def trace_program(function, arguments, constants):
         return _evaluate(closed.jaxpr, iter(hoisted), is_input, inputs)
 
     jaxpr = jax.make_jaxpr(flat)(shapes, *jax.tree.leaves(arguments)).jaxpr
+    is_zero = _find_zeros(closed.jaxpr, set())
     return Program(
         jaxpr=jaxpr,
         constants=tuple(_index_of(constant, constants) for constant in found),
         structure=_structure(jaxpr),
-        zero=_is_zero(closed.jaxpr),
+        zero=all(map(is_zero, closed.jaxpr.outvars)),
         output=jax.tree.structure(jax.eval_shape(function, *arguments)),
     )
 
@@ -381,12 +382,6 @@ def find_dependencies(jaxpr):
     return {i for i, variable in enumerate(jaxpr.invars) if variable in needed}
 
 
-def _is_zero(jaxpr):
-    """Checks whether every output is zero for all inputs."""
-    zero = _find_zeros(jaxpr, set())
-    return all(zero(output) for output in jaxpr.outvars)
-
-
 def _find_zeros(jaxpr, zeros):
     """Returns a predicate for operands that are always zero, given known zeros."""
 
@@ -488,18 +483,15 @@ def trace_diagonal(gradient: Program, num_scores: int) -> Program | None:
         for equation in jaxpr.eqns:
             _carry(equation, values, slopes, num_scores)
         outcome: Any = jaxpr.outvars[0]
-        return [_diagonal_of(slopes.get(outcome), num_scores)]
+        if outcome not in slopes:
+            return [jnp.zeros(num_scores, jnp.float32)]
+        own, shared = slopes[outcome]
+        return [sum((b * w for b, w in shared), own)]
 
     try:
         return retrace(gradient, diagonal)
     except _Unknown:
         return None
-
-
-def _diagonal_of(slopes, num_scores):
-    if slopes is None:
-        return jnp.zeros(num_scores, jnp.float32)
-    return sum((b * w for b, w in slopes.shared), slopes.own)
 
 
 def _carry(equation, values, slopes, num_scores):

@@ -217,7 +217,7 @@ def _hessian(function, num_scores):
 
 
 def _describe_tree(tree):
-    found = jax.tree.map(_describe, tree)
+    found = jax.tree.map(lambda t: f"{np.dtype(t.dtype).name}{[*t.shape]}", tree)
     return found if isinstance(found, str) else show(found)
 
 
@@ -400,7 +400,3 @@ def _hint_scores(loss, arguments, num_scores):
             continue
         return f"{hint}; if it takes several scores, pass num_scores"
     return hint
-
-
-def _describe(aval):
-    return f"{np.dtype(aval.dtype).name}{list(aval.shape)}"

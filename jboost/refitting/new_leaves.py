@@ -184,7 +184,9 @@ def _refit_rounds(model, rows: ModelRows, job, state, decay, progress):
     step = count_rounds(model, rows.rows)
     run = compiled(_refit_chunk, job.problem.static, effort=FULL)
     old: Any = np.asarray(model.leaf_value)
-    parts, first, before = [_no_rounds(old)], 0, np.asarray(state.lost)
+    none, no_l2 = old[:0], old[:0, :, 0]
+    parts = [Refitted(none, LeafSums(none, none, none, no_l2))]  # no rounds
+    first, before = 0, np.asarray(state.lost)
     with open_bar(model.num_rounds, progress) as bar:
         for leaves in find_leaves(model, rows, step):
             count = len(leaves)
@@ -193,7 +195,14 @@ def _refit_rounds(model, rows: ModelRows, job, state, decay, progress):
                 job.problem.arrays, np.float32(decay), np.int32(count), *chunk, state
             )
             found = jax.tree.map(lambda a, n=count: np.asarray(a)[:n], found)
-            _check_values(found.leaf_value, first)
+            bad = ~np.isfinite(found.leaf_value).all(axis=(1, 2))
+            if bad.any():
+                raise ValueError(
+                    f"the leaf values of round {first + int(np.argmax(bad))} became "
+                    "infinite or NaN: the loss diverges, or its gradient is NaN where "
+                    "its value is finite; use a smaller learning_rate, or a larger "
+                    "decay or l2"
+                )
             before = _check_lost(before, state, rows.rows)
             parts.append(found)
             first += count
@@ -214,29 +223,11 @@ class Refitted(NamedTuple):
     sums: LeafSums
 
 
-def _no_rounds(old: Any) -> Refitted:
-    """Returns the results of no rounds."""
-    none, no_l2 = old[:0], old[:0, :, 0]
-    return Refitted(none, LeafSums(none, none, none, no_l2))
-
-
 def _fill(array, length):
     """Returns the first entries; zeros follow if there are fewer."""
     array = array[:length]
     short = length - len(array)
     return np.pad(array, ((0, short), *((0, 0),) * (array.ndim - 1)))
-
-
-def _check_values(values, first):
-    """Raises for leaf values that are not finite."""
-    bad = ~np.isfinite(values).all(axis=(1, 2))
-    if bad.any():
-        number = first + int(np.argmax(bad))
-        raise ValueError(
-            f"the leaf values of round {number} became infinite or NaN: the loss "
-            "diverges, or its gradient is NaN where its value is finite; use a smaller "
-            "learning_rate, or a larger decay or l2"
-        )
 
 
 def _check_lost(before, state, rows: PaddedRows):

@@ -168,8 +168,16 @@ def compare(
         loss.
       settings: the values that points do not set.
     """
-    _check_rows(request.rows.x)
-    bound = [_bind_loss(loss, point) for point in points]
+    if isinstance(request.rows.x, RowSource):
+        raise ValueError(
+            "x must hold its rows in memory (an array, a data frame, a sparse matrix), "
+            "got a stream; to hold rows out, leave them out of the batches and call fit"
+        )
+    bound = []
+    for point in points:
+        own = {name: value for name, value in point.items() if name not in SWEPT}
+        each = point.get("loss", loss)
+        bound.append(partial(each, **own) if own else each)
     for each in bound:
         settings = settings.with_scores(each, request.rows.y)
     refuse_large_table(request.rows.x, settings)
@@ -238,41 +246,16 @@ def _make_point(
     begin = initial_scores(settings)
     check_domain(loss, data.targets, data.weights, num_scores, "y")
     uniform = not given.weighted and not study.folds.repeated
-    problem = _with_share(
-        make_problem(settings, loss, given, study.names, uniform=uniform)
-    )
+    problem = make_problem(settings, loss, given, study.names, uniform=uniform)
+    numbers = problem.arrays.numbers
+    if numbers.subsample is None:
+        # A traced 1: points and calls that differ in subsample share a program.
+        numbers = numbers._replace(subsample=np.float32(1))
+        problem = problem._replace(arrays=problem.arrays._replace(numbers=numbers))
     measures = bind_metrics(metrics, loss, num_scores)
     grouped = data.groups is not None
     try_metrics(measures, *study.rows.real, num_scores, grouped)
     return Point(name, problem, begin, np.asarray(rates), measures)
-
-
-def _with_share(problem):
-    """Makes ``subsample`` a traced number even where it is 1.
-
-    Points and calls that differ in it then share a program.
-    """
-    numbers = problem.arrays.numbers
-    if numbers.subsample is not None:
-        return problem
-    numbers = numbers._replace(subsample=np.float32(1))
-    return problem._replace(arrays=problem.arrays._replace(numbers=numbers))
-
-
-def _check_rows(x):
-    """Refuses streams: rows can be held out only if they are in memory."""
-    if isinstance(x, RowSource):
-        raise ValueError(
-            "x must hold its rows in memory (an array, a data frame, a sparse matrix), "
-            "got a stream; to hold rows out, leave them out of the batches and call fit"
-        )
-
-
-def _bind_loss(loss, point):
-    """Returns the loss of a point, with its parameters bound."""
-    loss = point.get("loss", loss)
-    own = {name: value for name, value in point.items() if name not in SWEPT}
-    return partial(loss, **own) if own else loss
 
 
 def _read_groups(request, bound, num_scores):
@@ -317,6 +300,11 @@ def _make_study(request, settings, padded, by, metrics, grouped):
     if grouped:
         rows = _weigh_groups(rows, folds, grouped, given.weighted)
         given = given._replace(rows=rows)
+    if spans_processes(check_mesh(request.mesh)):
+        raise ValueError(
+            "mesh must hold devices of this process alone, whose models they share, "
+            f"got those of {jax.process_count()} processes; divide the points instead"
+        )
     return given, Study(
         bins=given.bins,
         rows=rows,
@@ -329,7 +317,7 @@ def _make_study(request, settings, padded, by, metrics, grouped):
         patience=settings.early_stopping_rounds,
         seed=settings.seed,
         keeps_models=request.keeps_models,
-        mesh=_check_mesh(request.mesh),
+        mesh=request.mesh,
     )
 
 
@@ -350,16 +338,6 @@ def _weigh_groups(rows, folds, losses, weighted):
             "rows have weights, got both"
         )
     return rows.handing_weights() if folds.repeated and takes[0] else rows
-
-
-def _check_mesh(mesh):
-    """Raises for an invalid mesh, or one with devices of other processes."""
-    if spans_processes(check_mesh(mesh)):
-        raise ValueError(
-            "mesh must hold devices of this process alone, whose models they share, "
-            f"got those of {jax.process_count()} processes; divide the points instead"
-        )
-    return mesh
 
 
 def finish(result: _Result, interrupted: bool, num_rounds: int) -> _Result:

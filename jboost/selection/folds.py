@@ -69,14 +69,16 @@ def make_folds(
             if value is not None and value is not False:
                 raise ValueError(
                     f"{name} needs a number of folds, which are then drawn at random, "
-                    f"got folds={_describe(folds)}"
+                    f"got folds={type(folds).__name__}"
                 )
     if hasattr(folds, "split"):
-        return _read_splitter(folds, num_rows, y, groups)
+        rows = np.zeros((num_rows, 1))
+        splitter: Any = folds
+        return _read_pairs(splitter.split(rows, y, groups), num_rows)
     if groups is not None and not number:
         raise ValueError(
             "groups needs a number of folds or a splitter, got folds="
-            f"{_describe(folds)}"
+            f"{type(folds).__name__}"
         )
     if number:
         count = checks.check_integer("folds", folds, least=2, most=num_rows)
@@ -85,21 +87,10 @@ def make_folds(
         return _from_numbers(labels, np.arange(count))
     if not isinstance(folds, Iterable):
         raise TypeError(f"{_EXPECTED}, got {show(folds)}")
-    pairs: Any = folds if hasattr(folds, "ndim") else list(folds)
-    if _is_flat(pairs):
-        return _read_numbers(pairs, num_rows)
-    return _read_pairs(pairs, num_rows)
-
-
-def _describe(folds):
-    return type(folds).__name__
-
-
-def _is_flat(folds):
-    """Returns whether these are fold numbers of rows rather than pairs."""
-    if hasattr(folds, "ndim"):
-        return folds.ndim == 1
-    return len(folds) > 0 and all(np.isscalar(fold) for fold in folds)
+    is_array = hasattr(folds, "ndim")
+    pairs: Any = folds if is_array else list(folds)
+    flat = pairs.ndim == 1 if is_array else pairs and all(map(np.isscalar, pairs))
+    return (_read_numbers if flat else _read_pairs)(pairs, num_rows)
 
 
 def _from_numbers(labels, names):
@@ -197,11 +188,6 @@ def _read_numbers(folds, num_rows):
     if len(names) < 1:
         raise ValueError("folds must hold some number >= 0, got negative ones only")
     return _from_numbers(labels, names)
-
-
-def _read_splitter(splitter, num_rows, y, groups):
-    rows = np.zeros((num_rows, 1))
-    return _read_pairs(splitter.split(rows, y, groups), num_rows)
 
 
 def _read_pairs(pairs: Iterable[Any], num_rows: int) -> Folds:

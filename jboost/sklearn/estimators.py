@@ -118,13 +118,7 @@ def make_csr(X: Any) -> Any:
     return csr_array((values, places, starts), shape=shape)
 
 
-def hold_out(
-    rows: tuple[Any, ...],
-    share: Any,
-    seed: int,
-    num_scores: int,
-    labels: np.ndarray | None = None,
-) -> list[tuple[Any, ...]]:
+def _hold_out(rows, share, seed, num_scores, labels=None):
     """Splits rows at random; returns those to train on and those to validate on.
 
     Args:
@@ -384,7 +378,7 @@ class Boosting(BaseEstimator):
         validation = self._check_sets(eval_set)
         rows = (*rows, groups)
         if validation is None and self.early_stopping_rounds is not None:
-            rows, validation = hold_out(
+            rows, validation = _hold_out(
                 rows, self.validation_fraction, seed, num_scores, labels
             )
         X, targets, weights, offset, groups = rows

@@ -109,7 +109,12 @@ def checked_batches(
       Exception: any error of the source, with a note that names the batch.
     """
     first, number = None, 0
-    batches = _start(source)
+    batches = source()
+    if not isinstance(batches, Iterable):
+        raise TypeError(
+            f"source() must give an iterator of batches, got {type(batches).__name__}"
+        )
+    batches = iter(batches)
     while True:
         try:
             given = next(batches)
@@ -167,15 +172,6 @@ def as_source(source: Any) -> Callable[[], Iterator[Any]]:
     )
 
 
-def _start(source):
-    batches = source()
-    if not isinstance(batches, Iterable):
-        raise TypeError(
-            f"source() must give an iterator of batches, got {type(batches).__name__}"
-        )
-    return iter(batches)
-
-
 def _check_batch(given, number, schema, categorical):
     """Returns a batch (None if it has no rows), and the schema of its columns."""
     place = f"of batch {number}"
@@ -195,7 +191,12 @@ def _check_batch(given, number, schema, categorical):
     matrix = np.asarray(frame.matrix)
     size = len(matrix)
     if weights is not None:
-        weights = _check_weights(weights, size, f"sample_weight {place}")
+        name = f"sample_weight {place}"
+        array = np.asarray(read_values(weights, name))
+        if array.shape == (size,) and not array.any():
+            weights = np.zeros(size, np.float32)  # other batches may hold positive ones
+        else:
+            weights = np.asarray(check_weights(weights, size, name))
     targets = jax.tree.map(
         np.asarray,
         check_targets(y, size, weights, f"y {place}", warn=number == 0),
@@ -230,13 +231,6 @@ def first_row(batch: RowBatch) -> RowBatch:
         weights=copy(batch.weights),
         offset=None if batch.offset is None else batch.offset[:, :1].copy(),
     )
-
-
-def _check_weights(weights, size, name):
-    array = np.asarray(read_values(weights, name))
-    if array.shape == (size,) and not array.any():
-        return np.zeros(size, np.float32)  # other batches may hold positive ones
-    return np.asarray(check_weights(weights, size, name))
 
 
 def _check_alike(first, batch, number):
@@ -325,7 +319,13 @@ def parquet_batches(
         with _naming(files[0], pyarrow):
             known = parquet.read_schema(files[0]).names
         features = [name for name in known if name not in used]
-    _check_features(features, target)
+    for name in _names(target):
+        if name in features:
+            raise ValueError(
+                f"features must not contain the target, got {show(name)} as both"
+            )
+    if len({*features}) < len(features):
+        raise ValueError(f"features must be different columns, got {[*features]}")
     columns = [*features, *sorted(used.difference(features))]
     for path in files:
         with _naming(path, pyarrow):
@@ -345,17 +345,6 @@ def parquet_batches(
 
 def _names(role):
     return () if role is None else (role,) if isinstance(role, str) else tuple(role)
-
-
-def _check_features(features, target):
-    """Checks that features are different, and that none is a target."""
-    for name in _names(target):
-        if name in features:
-            raise ValueError(
-                f"features must not contain the target, got {show(name)} as both"
-            )
-    if len({*features}) < len(features):
-        raise ValueError(f"features must be different columns, got {[*features]}")
 
 
 def _check_columns(schema, columns, path, types):

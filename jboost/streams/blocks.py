@@ -51,9 +51,7 @@ def count_encoded(bits: int, num_rows: int) -> int:
     return -(-num_rows // (8 // bits)) if bits < 8 else num_rows * bits // 8
 
 
-def read_header(
-    text: bytes, layout: Layout, number: int, num_rows: int, data_bytes: int
-) -> dict[str, Any]:
+def _read_header(text, layout, number, num_rows, data_bytes):
     """Parses and checks the header of a block.
 
     Args:
@@ -137,9 +135,7 @@ _SAMPLE = 1 << 15  # bytes that are deflated to estimate the gain for the rest
 _ENCODED_SHARE = 1 / 2  # share of the bytes of codes by row: encode only to at most it
 
 
-def encode_columns(
-    codes: Shaped[np.ndarray, "F n"],
-) -> tuple[list[dict[str, Any]], list[bytes]] | None:
+def _encode_columns(codes):
     """Returns encodings of columns, and their bytes; None if that saves too little."""
     most = _ENCODED_SHARE * count_row_bytes(len(codes), codes.dtype) * codes.shape[1]
     encoded, size = [], 0
@@ -352,7 +348,7 @@ class BlockFile:
             raise self.damaged("the checksum of its header is wrong")
         start, own = len(begin) + length, (self.block.number, self.block.num_rows)
         try:
-            header = read_header(text, layout, *own, file_bytes - start)
+            header = _read_header(text, layout, *own, file_bytes - start)
         except ValueError as error:
             raise self.damaged(error) from None
         return header, start
@@ -457,7 +453,7 @@ def write_block(
         offset += size + len(fill)
         return entry
 
-    encoded = encode_columns(codes)
+    encoded = _encode_columns(codes)
     if encoded is None:
         columns = [
             add(np.ascontiguousarray(codes), {"plain": True}),

@@ -76,9 +76,7 @@ _ADVICE = dict(
 )  # ways to make each part of a plan smaller
 
 
-def plan_memory(
-    job: Job, blocks: BlockSet, memory: int, init_score: Any
-) -> dict[str, int]:
+def _plan_memory(job, blocks, memory, init_score):
     """Computes the bytes that a run takes; returns the parts of the plan by name.
 
     Raises:
@@ -98,12 +96,6 @@ def plan_memory(
             )
     trim_heap(needed)  # frees memory that the compiler used
     return parts
-
-
-def describe_plan(plan: dict[str, int], memory: int) -> str:
-    """Returns a line of text: the bytes of a plan, its parts, and the memory."""
-    needed = as_text(sum(plan.values()))
-    return f"training takes {needed} of {as_text(memory)}: {_list_parts(plan)}"
 
 
 def _list_parts(plan):
@@ -321,13 +313,15 @@ class Stream(RowSource):
         )
         job = Job(problem, request.rates, training.rows, {}, {}, {})
         with resolve_implementation(jnp.zeros(1)):  # as training will
-            plan_memory(job, blocks, self.memory, request.begin)
+            _plan_memory(job, blocks, self.memory, request.begin)
 
     def _make_runner(self, blocks, progress, job, init_score):
         """Plans the memory of a run, and returns its runner."""
-        self.plan = plan_memory(job, blocks, self.memory, init_score)
+        self.plan = _plan_memory(job, blocks, self.memory, init_score)
         if progress and process_number() == 0:
-            tqdm.write(describe_plan(self.plan, self.memory), file=sys.stderr)
+            needed, memory = as_text(sum(self.plan.values())), as_text(self.memory)
+            line = f"training takes {needed} of {memory}: {_list_parts(self.plan)}"
+            tqdm.write(line, file=sys.stderr)
         return BlockRunner(job, blocks)
 
     def close(self) -> None:

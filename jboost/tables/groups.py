@@ -6,7 +6,7 @@ In: an id for each row, in any order. Out: :class:`RowGroups`: tables of row num
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
@@ -220,23 +220,6 @@ def make_groups(ids: Any, *, padded: bool = True) -> Any:
     )  # fmt: skip
 
 
-def check_groups(groups: Any, num_rows: int, name: str, padded: bool = True) -> Any:
-    """Returns the groups of ``num_rows`` rows; None for None.
-
-    Raises:
-      TypeError, ValueError: ids are missing, or not one for each of the rows.
-    """
-    if groups is None:
-        return None
-    found = make_groups(groups, padded=padded)
-    if found.number is not None and len(found.number) != num_rows:
-        raise ValueError(
-            f"{name} must be an id for each of the {num_rows} rows, got "
-            f"{len(found.number)}"
-        )
-    return found
-
-
 def take_first_group(number: np.ndarray) -> np.ndarray:
     """Returns rows of the first group of several rows, at most 256."""
     sizes = np.bincount(number)
@@ -258,18 +241,6 @@ def check_full_groups(groups: RowGroups, num_rows: int, name: str) -> None:
             f"{name} must be random groups whose size divides the {num_rows} rows, "
             f"{reason}, got a size of {groups.width}"
         )
-
-
-def pad_groups(groups: RowGroups | None, total: int) -> RowGroups | None:
-    """Adds rows that are in no group."""
-    if groups is None or groups.slot is None or groups.number is None:
-        return groups
-    more = (0, total - len(groups.slot))
-    return replace(
-        groups,
-        slot=np.pad(groups.slot, more, constant_values=-1),
-        number=np.pad(groups.number, more),
-    )
 
 
 def check_group_weights(

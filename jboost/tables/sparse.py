@@ -71,7 +71,10 @@ def check_gaps(absent: Absent | None, matrix: SparseMatrix, name: str) -> None:
 
 def is_sparse(x: Any) -> bool:
     """Checks whether ``x`` is a sparse matrix of a supported type."""
-    return isinstance(x, SparseMatrix) or _is_scipy(x) or _is_jax(x)
+    if isinstance(x, SparseMatrix) or _is_scipy(x):
+        return True
+    kinds = sys.modules.get("jax.experimental.sparse")
+    return kinds is not None and isinstance(x, kinds.JAXSparse)
 
 
 def read_columns(x: Any, name: str) -> SparseMatrix:
@@ -158,11 +161,6 @@ def _as_float32(found):
 def _is_scipy(x):
     scipy = sys.modules.get("scipy.sparse")
     return scipy is not None and scipy.issparse(x)
-
-
-def _is_jax(x):
-    kinds = sys.modules.get("jax.experimental.sparse")
-    return kinds is not None and isinstance(x, kinds.JAXSparse)
 
 
 def _sort_scipy(x, name, by_column):

@@ -40,7 +40,13 @@ def check_targets(
         # A list of numbers is one target per row, not a pytree.
         y = as_array(refuse_mask(y, name), f"{name} must hold numbers")
     elif isinstance(y, list):
-        y = _stack_list(y, name)
+        try:
+            y = np.asarray(refuse_mask(y, name))
+        except ValueError:
+            raise ValueError(
+                f"{name} must be an array, got a list of arrays of different shapes; "
+                "pass a tuple or a dict for several targets per row"
+            ) from None
     if not jax.tree.leaves(y):
         raise ValueError(f"{name} must contain at least one array, got {show(y)}")
 
@@ -54,7 +60,12 @@ def check_targets(
             raise ValueError(
                 f"{name} must have {num_rows} rows, as x has, got shape {array.shape}"
             )
-        _check_range(array, weights, name, given)
+        floats = jnp.issubdtype(array.dtype, np.floating)
+        narrowed = given.dtype.itemsize > array.dtype.itemsize
+        if floats and narrowed and not isinstance(given, Tracer):
+            # Finite numbers may have become infinite in float32.
+            known = np.where(np.isfinite(given), np.asarray(array), 0)
+            check_finite(known, weights, name, given)
         if warn:
             warn_of_rounding(given, name)
         return array
@@ -72,15 +83,6 @@ def _read_numbers(values, name):
         raise TypeError(
             f"{error}; jboost.sklearn.JBoostClassifier takes labels of any kind"
         ) from None
-
-
-def _check_range(array, weights, name, given):
-    """Refuses finite numbers that are infinite in float32."""
-    if isinstance(given, Tracer) or not jnp.issubdtype(given.dtype, np.floating):
-        return
-    if given.dtype.itemsize > array.dtype.itemsize:
-        known = np.where(np.isfinite(given), np.asarray(array), 0)
-        check_finite(known, weights, name, given)
 
 
 def match_targets(targets: Any, training: Any, weights: Any, name: str) -> Any:
@@ -145,17 +147,6 @@ def check_weights(
     if not least <= (total := np.sum(array, dtype=np.float64)) <= most:
         raise ValueError(f"{name} must sum to {least:.0e} to {most:.0e}, got {total:g}")
     return array
-
-
-def _stack_list(y, name):
-    y = refuse_mask(y, name)
-    try:
-        return np.asarray(y)
-    except ValueError:
-        raise ValueError(
-            f"{name} must be an array, got a list of arrays of different shapes; pass "
-            "a tuple or a dict for several targets per row"
-        ) from None
 
 
 def _narrow_integers(array, name):

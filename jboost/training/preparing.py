@@ -161,7 +161,11 @@ def bin_arrays(
         frame, weights, names = _read_arrays(
             given, settings, model, mesh, schema, categorical is not None
         )
-    _check_some_weight(frame.matrix, weights)
+    size = frame.matrix.shape[0] if weights is None else np.count_nonzero(weights)
+    if sum(gather_numbers(int(size))) == 0:
+        raise ValueError(
+            "x must have a row of positive weight on some process, got none on any"
+        )
     frame = unite_frames(frame, names, schema)
     matrix, sorts, weighted = frame.matrix, settings.sorts_rows, weights is not None
     bins = fit_frame(
@@ -218,15 +222,6 @@ def _read_arrays(given, settings, model, mesh, schema, categorical):
     if mesh is not None:
         refuse_with_mesh(settings, matrix)
     return frame, weights, names
-
-
-def _check_some_weight(matrix, weights):
-    """Checks on all processes that there is a row of positive weight."""
-    own = matrix.shape[0] if weights is None else np.count_nonzero(weights)
-    if sum(gather_numbers(int(own))) == 0:
-        raise ValueError(
-            "x must have a row of positive weight on some process, got none on any"
-        )
 
 
 def _count_columns(settings, bins, shape):

@@ -57,13 +57,19 @@ def check_metrics(given: Any) -> dict[str, Callable[..., Any]]:
                 "metrics must have different names other than 'loss', got "
                 f"{show(name)}{' twice' if name in found else ''}"
             )
-        function = _find(value) if isinstance(value, str) else value
+        function = metrics.find_metric(value) if isinstance(value, str) else value
+        if isinstance(value, str) and function is None:
+            raise ValueError(
+                f"metrics must be out of {_NAMES}, or 'ndcg@10' for the first 10 "
+                f"ranks, got {show(value)}"
+                f"{hint_metric(value, _NAMES, metrics.TRUNCATED)}"
+            )
         if not callable(function):
             raise TypeError(
                 f"metrics[{show(name)}] must be callable as {SIGNATURE}, got "
                 f"{show(function)}"
             )
-        if not _is_grouped(function):
+        if not (isinstance(function, GroupMetric) or takes_mask(function)):
             _check_signature(f"metrics[{show(name)}]", function)
         found[name] = function
     return found
@@ -80,16 +86,6 @@ def _name(metric):
             f"got {show(metric)}"
         )
     return name, metric
-
-
-def _find(name):
-    found = metrics.find_metric(name)
-    if found is None:
-        raise ValueError(
-            f"metrics must be out of {_NAMES}, or 'ndcg@10' for the first 10 ranks, "
-            f"got {show(name)}{hint_metric(name, _NAMES, metrics.TRUNCATED)}"
-        )
-    return found
 
 
 def _check_signature(place, function):
@@ -122,11 +118,6 @@ def _check_signature(place, function):
 def describe_call(function: Callable[..., Any]) -> str:
     """Returns how a metric is called, for errors."""
     return _GROUP_SIGNATURE if isinstance(function, GroupMetric) else SIGNATURE
-
-
-def _is_grouped(function) -> bool:
-    """Whether a metric is one of groups."""
-    return isinstance(function, GroupMetric) or takes_mask(function)
 
 
 def _is_foreign(function) -> bool:
@@ -186,9 +177,9 @@ def _bind(name, function, loss, num_scores, given):
     if (needs or (bare in metrics.RANKS and num_scores > 1)) and not chances:
         wanted = "labels" if labels else "probabilities"
         own = "softmax" if num_scores > 1 else "sigmoid"
+        title = getattr(known, "__name__", repr(loss))
         raise ValueError(
-            f"metrics[{show(name)}] needs {wanted}, and how loss {_describe(loss)} "
-            "gives "
+            f"metrics[{show(name)}] needs {wanted}, and how loss {title} gives "
             f"them is not known; bind the link: {{{show(name)}: partial(jb.metrics."
             f"{bare.__name__}, inverse_link=jax.nn.{own})}}"
         )
@@ -205,10 +196,6 @@ def _is_one(function, known) -> bool:
 
 def _is_built_in(bare) -> bool:
     return _is_one(bare, metrics.METRICS.values())
-
-
-def _describe(loss):
-    return getattr(losses.bare_loss(loss), "__name__", repr(loss))
 
 
 @lru_cache(maxsize=256)

@@ -269,7 +269,8 @@ def describe_limits(
     found = _count_slopes(problem, rows, state)
     targets, weights = rows.real
     real = weights > 0
-    alike = all(_is_constant(t[real]) for t in jax.tree.leaves(targets))
+    known = [target[real] for target in jax.tree.leaves(targets)]
+    alike = all(t.size == 0 or np.all(t == t.reshape(-1)[0]) for t in known)
     constant = bins.categories is None and not np.isfinite(bins.thresholds).any()
     if found.zero + found.not_finite >= found.rows or alike or constant:
         return None
@@ -311,10 +312,6 @@ def describe_limits(
     if not reasons and named:
         return f"no split of {size} rows gains enough with {named}"
     return "; ".join(reasons) or f"no split of {size} rows lowers the loss"
-
-
-def _is_constant(values):
-    return values.size == 0 or bool(np.all(values == values.reshape(-1)[0]))
 
 
 def _find_curvature(problem, sums):

@@ -117,37 +117,27 @@ def _run(choose, values, reverse):
     return jax.lax.platform_dependent(values, cpu=one_by_one, default=together)
 
 
-class Proposal(NamedTuple):
-    """Bins of all rows, proposed for one tree.
-
-    Attributes:
-      codes: the code of each row's bin; 0 for missing values, 1 for the lowest bin.
-      highest: the highest code of a value in the bins up to each one.
-    """
-
-    codes: DenseCodes
-    highest: Int32[Array, "F B"]
-
-
 def propose(
     codes: DenseCodes,
     mass: Int32[Array, " N"],
     *,
     num_bins: int,
-) -> Proposal:
+) -> tuple[DenseCodes, Int32[Array, "F B"]]:
     """Proposes candidates for a whole tree: at most B - 1 bins of values per feature.
 
     Args:
       codes: the codes of the rows, one for every distinct value; with ``order``.
       mass: the mass of each row, >= 0; its sum must fit 31 bits.
       num_bins: B, the missing code included.
+
+    Returns:
+      The code of each row's bin (0 for missing values, 1 for the lowest bin), and the
+      highest code of a value in the bins up to each one.
     """
-    return Proposal(
-        *choose(
-            cpu=partial(_propose_natively, num_bins=num_bins),
-            xla=partial(_propose_plainly, num_bins=num_bins),
-        )(codes, mass)
-    )
+    return choose(
+        cpu=partial(_propose_natively, num_bins=num_bins),
+        xla=partial(_propose_plainly, num_bins=num_bins),
+    )(codes, mass)
 
 
 def _propose_natively(codes, mass, *, num_bins):
@@ -181,15 +171,6 @@ def _propose_plainly(codes, mass, *, num_bins):
 
     found = jax.lax.map(propose_feature, (codes.columns, codes.order))
     return DenseCodes(found[0]), found[1]
-
-
-def restore_thresholds(
-    proposal: Proposal,
-    feature: Int32[Array, " I"],
-    threshold: Int32[Array, " I"],
-) -> Int32[Array, " I"]:
-    """Maps thresholds on the proposal's codes to thresholds on the original codes."""
-    return proposal.highest[feature, threshold]
 
 
 def measure(

@@ -56,28 +56,11 @@ class _PlainState(NamedTuple):
     paths: Paths
 
 
-def grow_plainly(
-    codes: Codes,
-    gradient: Float[Array, " N"],
-    curvature: Float[Array, " N"],
-    in_bag: UInt8[Array, " N"],
-    seed: UInt32[Array, "2"],
-    limits: TreeLimits,
-    measure: Quantization | None = None,
-    *,
-    max_depth: int,
-    num_bins: int,
-    most: int,
-    max_leaves: int | None,
-    uniform: bool,
-    shared_levels: int = _SHARED_LEVELS,
-) -> tuple[Tree, Int32[Array, " N"]]:
-    """Grows the tree; see :func:`jboost.trees.grow.grow_levels`.
-
-    Args:
-      most: the most nodes of a level.
-      shared_levels: the most levels that share one compiled loop body.
-    """
+def _grow_plainly(
+    codes, gradient, curvature, in_bag, seed, limits, measure=None,
+    *, max_depth, num_bins, most, max_leaves, uniform, shared_levels=_SHARED_LEVELS,
+):  # fmt: skip
+    """Grows the tree; ``shared_levels`` is the most that share a compiled loop body."""
     rows = make_rows(codes, gradient, curvature, in_bag, seed, uniform, measure)
     given = limits
     limits, unit = to_search_units(given, rows.unit)
@@ -104,7 +87,11 @@ def grow_plainly(
     root = _sum_nodes(sum_plain_histogram, rows, node, 1, limits, num_bins)
     path = start_paths(limits, max_leaves, slots, max_depth)
     leaf = make_leaf(max_depth, num_bins, limits.categories is not None)
-    state = _make_root(root, gradient.shape[0], leaf, slots, path)
+    # The first level: the root in slot 0, the other slots empty.
+    histogram = jnp.zeros((slots, *root.shape[1:]), jnp.int32).at[:1].set(root)
+    position = jnp.full(slots, -1, jnp.int32).at[0].set(0)
+    start = jnp.zeros(gradient.shape[0], jnp.int32)
+    state = _PlainState(histogram, position, start, start, leaf, path)
     state = jax.lax.fori_loop(
         0, shared, lambda level, state: grow_level(jnp.int32(level), state, slots),
         state,
@@ -113,14 +100,6 @@ def grow_plainly(
         state = grow_level(level, state, min(2 ** min(level + 1, max_depth - 1), most))
     bounds = restore_bounds(state.paths.leaf_bounds, given, rows.unit)
     return state.tree._replace(bounds=bounds), state.row_position
-
-
-def _make_root(root, num_rows, tree, slots, path):
-    """Returns the first level: the root in slot 0, the other slots empty."""
-    histogram = jnp.zeros((slots, *root.shape[1:]), jnp.int32).at[:1].set(root)
-    position = jnp.full(slots, -1, jnp.int32).at[0].set(0)
-    start = jnp.zeros(num_rows, jnp.int32)
-    return _PlainState(histogram, position, start, start, tree, path)
 
 
 def _sum_nodes(kernel, rows, node, num_nodes, limits, num_bins, enabled: Any = True):
@@ -169,25 +148,11 @@ def _split_nodes(level, state, split, rows, limits, slots, num_bins, max_depth):
     )
 
 
-def grow_natively(
-    codes: Codes,
-    gradient: Float[Array, " N"],
-    curvature: Float[Array, " N"],
-    in_bag: UInt8[Array, " N"],
-    seed: UInt32[Array, "2"],
-    limits: TreeLimits,
-    measure: Quantization | None = None,
-    *,
-    max_depth: int,
-    num_bins: int,
-    most: int,
-    max_leaves: int | None,
-    uniform: bool,
-) -> tuple[Tree, Int32[Array, " N"]]:
-    """Grows the tree; see :func:`jboost.trees.grow.grow_levels`.
-
-    ``most`` is the most nodes of a level.
-    """
+def _grow_natively(
+    codes, gradient, curvature, in_bag, seed, limits, measure=None,
+    *, max_depth, num_bins, most, max_leaves, uniform,
+):  # fmt: skip
+    """Grows the tree by kernels; ``most`` is the most nodes of a level."""
     sizes = grow_cpu.TreeSizes(
         max_depth=max_depth,
         max_leaves=max_leaves or 0,
@@ -198,7 +163,15 @@ def grow_natively(
     rows = gradient, curvature, in_bag, seed
     codes = codes.pack(num_bins)
     if collectives.current_shards() is None:
-        found = _grow_here(codes, rows, limits, sizes)
+        found = grow_cpu.grow_tree(
+            codes.operands,
+            (*rows, column_fractions(limits)),
+            kernel_limits(limits, codes.num_features),
+            limits.values,
+            limits.groups,
+            kernel_categories(limits.categories),
+            sizes=sizes,
+        )
     else:
         measure = measure or measure_rows(gradient, curvature, in_bag, uniform)
         found = _grow_in_shards(codes, rows, measure, limits, sizes)
@@ -211,19 +184,6 @@ def grow_natively(
         left_codes=found.left_codes,
     )
     return tree, found.leaf
-
-
-def _grow_here(codes, rows, limits, sizes):
-    """Grows the tree by one call."""
-    return grow_cpu.grow_tree(
-        codes.operands,
-        (*rows, column_fractions(limits)),
-        kernel_limits(limits, codes.num_features),
-        limits.values,
-        limits.groups,
-        kernel_categories(limits.categories),
-        sizes=sizes,
-    )
 
 
 def _grow_in_shards(codes, rows, measure, limits, sizes):
@@ -374,10 +334,10 @@ def grow_levels(
     )  # fmt: skip
     grow = choose(
         # A batch of trees is grown one by one: in lockstep their rows would be copied.
-        cpu=sequential_vmap(partial(grow_natively, **sizes)),
+        cpu=sequential_vmap(partial(_grow_natively, **sizes)),
         # Kernels compile nothing, and empty slots would cost time.
-        cuda=partial(grow_plainly, **sizes, shared_levels=0),
-        xla=partial(grow_plainly, **sizes),
+        cuda=partial(_grow_plainly, **sizes, shared_levels=0),
+        xla=partial(_grow_plainly, **sizes),
     )
     in_bag = in_bag.astype(jnp.uint8)
     return grow(codes, gradient, curvature, in_bag, seed, limits, measure)

@@ -253,7 +253,9 @@ def _initial_along(objective, offset, weights, k):
             scores = move_scores(offset, start)
             slopes = gradients(objective, scores)
             matrices = hessian_matrices(objective, scores)
-            start = _step_down(start, slopes, matrices, weights)
+            slopes, curvature = _take_first(slopes, matrices)
+            means = weighted_mean(slopes, weights), weighted_mean(curvature, weights)
+            start = _take_newton_step(start, *means)
         return start
     groups = one_group(offset, weights, k)
 
@@ -263,12 +265,6 @@ def _initial_along(objective, offset, weights, k):
     if objective.kinks is None:
         return search()
     return solve_at_kinks(objective, groups, objective.kinks, search)
-
-
-def _step_down(start, slopes, matrices, weights):
-    slopes, curvature = _take_first(slopes, matrices)
-    means = weighted_mean(slopes, weights), weighted_mean(curvature, weights)
-    return _take_newton_step(start, *means)
 
 
 @elementwise
@@ -283,7 +279,8 @@ def _take_newton_step(numpy, start, gradient, hessian):
 
 
 def _search_start(objective, groups, k):
-    start = _best_start(objective, groups, k)
+    points = _starting_points(objective.minimizer, groups.scores, k, groups.weights)
+    start = best_of(objective, groups, points)
     moved, step = begin_at(groups, k, start)
     # No Newton step is at hand: a small step to bracket from, not to fall back on.
     found = solve_groups(objective, moved, step, np.ones(1, bool))
@@ -301,12 +298,6 @@ def _only(numpy, found):
 @elementwise
 def _add_if_better(numpy, start, found, loss, loss_before):
     return start + numpy.where(loss <= loss_before, found, 0.0)
-
-
-def _best_start(objective, groups, k):
-    """Returns the best start along a score: 0 or a quantile of the minimizers."""
-    starts = _starting_points(objective.minimizer, groups.scores, k, groups.weights)
-    return best_of(objective, groups, starts)
 
 
 @elementwise
@@ -352,7 +343,11 @@ def _avoid_plateau(objective, offset, weights, slopes, found):
     def move(found):
         scores = move_scores(offset, found)
         counts = count_slopes(objective, slopes, scores, weights)
-        starts = _plateau_exits(objective.minimizer, offset, weights)
+        if len(offset) > 1:
+            starts = np.zeros((1, len(offset)), np.float32)
+        else:
+            k = np.int32(0)
+            starts = _starting_points(objective.minimizer, offset, k, weights)[:, None]
 
         def measure(c):
             return _share(gradients(objective, move_scores(offset, c)), weights)
@@ -362,11 +357,8 @@ def _avoid_plateau(objective, offset, weights, slopes, found):
     def stay(found):
         return Start(found, np.int32(0))
 
-    return branch(_has_slopes(slopes, weights), stay, move, found)
-
-
-def _has_slopes(slopes, weights):
-    return for_branches().asarray(_share(slopes, weights)) > 0
+    can_learn = for_branches().asarray(_share(slopes, weights)) > 0
+    return branch(can_learn, stay, move, found)
 
 
 def _share(slopes, weights):
@@ -385,10 +377,3 @@ def _move_if_stuck(numpy, counts, starts, shares, found):
     moves = counts.stuck() & (numpy.max(shares) > 0)
     start = numpy.asarray(starts)[numpy.argmax(shares)]
     return Start(numpy.where(moves, start, found), moves.astype(np.int32))
-
-
-def _plateau_exits(minimizer, offset, weights):
-    """Points that training may start from instead of an argmin without slopes."""
-    if offset.shape[0] > 1:
-        return np.zeros((1, offset.shape[0]), np.float32)
-    return _starting_points(minimizer, offset, np.int32(0), weights)[:, None]

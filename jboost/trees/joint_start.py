@@ -71,10 +71,10 @@ def damped_newton(objective, offset, weights, start, wanted):
             hessian = mean_hessian(objective, scores, weights)
             proposal = _propose(state, slopes, hessian, weights)
         values = loss_values(objective, move_scores(offset, proposal.point))
-        return _accept(state, proposal, values, weights)
+        return _judge_step(state, proposal, weighted_mean(values, weights))
 
     values = loss_values(objective, move_scores(offset, start))
-    state = _begin_newton(start, values, weights, wanted)
+    state = _begin(start, weighted_mean(values, weights), wanted)
     return _conclude_newton(repeat_while(unfinished, improve, state))
 
 
@@ -104,10 +104,6 @@ class _NewtonStep(NamedTuple):
     point: Float[Array, " K"]
     length: Float[Array, ""]
     convex: Bool[Array, ""]
-
-
-def _begin_newton(start, values, weights, wanted) -> _Newton:
-    return _begin(start, weighted_mean(values, weights), wanted)
 
 
 @elementwise
@@ -254,10 +250,6 @@ def _end_step(point, parabola, found) -> _NewtonStep:
     size = jnp.max(parabola.own)
     length = jnp.max(jnp.abs(step)) * jnp.maximum(1.0, jnp.sqrt(size))
     return _NewtonStep(point + parabola.unit * step, length, found.convex)
-
-
-def _accept(state, proposal, values, weights) -> _Newton:
-    return _judge_step(state, proposal, weighted_mean(values, weights))
 
 
 @elementwise
@@ -530,10 +522,6 @@ def _conclude_turn(numpy, state, start, end, wanted, settled) -> _Descent:
 def _judge(objective, offset, weights, point):
     scores = move_scores(offset, point)
     slopes, values = gradients(objective, scores), loss_values(objective, scores)
-    return _make_merit(point, slopes, values, weights)
-
-
-def _make_merit(point, slopes, values, weights) -> _Merit:
     sizes = weighted_mean(_find_magnitudes(slopes), weights)
     means = weighted_mean(slopes, weights), weighted_mean(values, weights)
     return _conclude_merit(point, sizes, *means)

@@ -29,7 +29,6 @@ from jboost.objective.evaluation import (
     gradients,
     hessians,
     loss_values,
-    take_objective,
     weighted_mean,
 )
 from jboost.objective.minimizers import exact_scale, kink_slopes
@@ -296,7 +295,12 @@ def _solve_some(objective, groups, step, wanted):
         there = jnp.arange(most) < jnp.sum(counts, dtype=jnp.int32)
         few = take_rows(groups, rows)
         few = few._replace(weights=jnp.where(there, few.weights, 0.0))
-        return solve_groups(take_objective(objective, rows), few, step, wanted)
+        minimizer = objective.minimizer
+        part = objective._replace(
+            targets=jax.tree.map(lambda column: column[rows], objective.targets),
+            minimizer=None if minimizer is None else minimizer[:, rows],
+        )
+        return solve_groups(part, few, step, wanted)
 
     def solve_all():
         return solve_groups(objective, groups, step, wanted)
@@ -419,15 +423,12 @@ def _solve_groups(loss, arrays, groups, step, wanted):
         at_zero, _ = _slope(objective, groups, jnp.zeros_like(step))
         side = jnp.where(at_zero < 0, groups.l1, -groups.l1)
         moves = wanted & ~(jnp.abs(at_zero) <= groups.l1)
-    probe = _first_probe(groups, step)
+    sizes = weighted_mean(_find_sizes(groups), groups.weights)
+    probe = _choose_probe(step, sizes)
     found = locate_minima(objective, groups, probe, moves, side)
     root = _take_roots(found, step, moves, wanted)
     changes = _loss_changes(objective, groups, [root, step])
     return _choose_least(changes, root, step, wanted)
-
-
-def _first_probe(groups, step):
-    return _choose_probe(step, weighted_mean(_find_sizes(groups), groups.weights))
 
 
 @elementwise
@@ -521,13 +522,12 @@ def _sum_changes(groups, before, afters, steps):
     for after, c in zip(afters, steps, strict=True):
         rows = before, after, groups.group, len(groups.penalty), groups.weights
         change, size = sum_changes(*rows)
-        changes.append((change + _penalty(groups, c), _NOISE * size))
+        # c^2 may overflow.
+        penalty = round_alone(round_alone(groups.penalty * c) * c / 2)
+        if groups.l1 is not None:
+            penalty = penalty + groups.l1 * jnp.abs(c)
+        changes.append((change + penalty, _NOISE * size))
     return changes
-
-
-def _penalty(groups, c):
-    quadratic = round_alone(round_alone(groups.penalty * c) * c / 2)  # c^2 may overflow
-    return quadratic if groups.l1 is None else quadratic + groups.l1 * jnp.abs(c)
 
 
 @stage
