@@ -240,10 +240,10 @@ def _prepare(problem, state, plan, task, tree, leaf):
         step, promised = newton_step(sums.gradient, sums.curvature, penalty, l1)
         return step, jnp.where(choices.exact_leaves, jnp.inf, promised)
 
-    weights = plan.weights(problem.data, fitted.known)
+    scores, weights = state.scores, plan.weights(problem.data, fitted.known)
     groups = LeafProblems(
         k=task.k,
-        scores=state.scores,
+        scores=scores,
         weights=weights if fitted.factor is None else weights * fitted.factor,
         direction=None,
         group=leaf,
