@@ -202,20 +202,28 @@ def are_steps_kept(
     problem: Problem,
     state: BoostState,
     plan: RoundPlan,
-    task: TreeTask,
-    tree: Tree,
-    leaf: Int32[Array, " N"],
-    row_losses: Float[Array, " N"] | None = None,
+    trees: Tree,
+    leaf: Int32[Array, "T N"],
+    row_losses: Float[Array, " N"] | None,
 ) -> Bool[Array, ""]:
-    """Returns whether "guarded" keeps the Newton steps of all leaves.
+    """Returns whether "guarded" keeps the Newton steps of all leaves of a round.
 
     Args:
-      problem, state, plan, task, tree, leaf: the arguments of :func:`fit_leaves`.
+      trees, leaf: the trees with the sums of their leaves, and the leaf of every row.
       row_losses: the loss of each row before the round; None: unknown.
     """
-    newton, groups, _ = _prepare(problem, state, plan, task, tree, leaf)
-    objective = bind_objective(problem, state)
-    return jnp.all(keeps_steps(objective, groups, *newton(), row_losses))
+
+    def check(task, tree, leaf, row_losses=None):
+        newton, groups, _ = _prepare(problem, state, plan, task, tree, leaf)
+        objective = bind_objective(problem, state)
+        return jnp.all(keeps_steps(objective, groups, *newton(), row_losses))
+
+    if problem.method.share_structure:
+        only = leaf[0]
+        each = _split_scores(problem, plan, trees)
+        return jnp.all(jax.lax.map(lambda parts: check(*parts, leaf=only), each))
+    each = plan.trees(), trees, leaf
+    return jnp.all(map_scores(lambda parts: check(*parts, row_losses=row_losses), each))
 
 
 def _prepare(problem, state, plan, task, tree, leaf):
@@ -318,22 +326,6 @@ def _fit_shared_leaves(problem, learning_rate, state, plan, tree, leaf, pointed)
     else:
         value = fit_jointly() if joint and not pointed else fit_alone()
     return tree._replace(leaf_value=value)
-
-
-def are_shared_steps_kept(
-    problem: Problem,
-    state: BoostState,
-    plan: RoundPlan,
-    tree: Tree,
-    leaf: Int32[Array, " N"],
-) -> Bool[Array, ""]:
-    """Computes :func:`are_steps_kept` for a tree of all scores, score by score."""
-
-    def check(parts):
-        task, own = parts
-        return are_steps_kept(problem, state, plan, task, own, leaf)
-
-    return jnp.all(jax.lax.map(check, _split_scores(problem, plan, tree)))
 
 
 def _split_scores(problem, plan, tree):

@@ -32,7 +32,6 @@ from jboost.boosting.method import Method, Numbers
 from jboost.boosting.reports import add_to_sets, report_round
 from jboost.boosting.round import (
     advance,
-    are_shared_steps_kept,
     are_steps_kept,
     count_round,
     fit_leaves,
@@ -442,7 +441,7 @@ def finish(
         assert grown.state is not None and grown.set_steps is not None
         steps, set_steps = grown.state.steps, grown.set_steps
         if static.method.leaf_solver == "guarded":
-            kept = _are_kept(problem, state, grown, row_losses)
+            kept = are_steps_kept(problem, state, plan, trees, grown.leaf, row_losses)
     state = advance(problem, state, plan, steps)
     in_bag = plan.in_bag if options.bagged else None
     report = report_round(
@@ -456,16 +455,3 @@ def finish(
     row_losses = None if row_losses is None else report.row_losses
     found = (state, set_steps, words) if options.solve else state.parameters
     return found, stored, row_losses
-
-
-def _are_kept(problem, state, grown, row_losses):
-    """Returns whether all Newton steps are good enough."""
-    plan = grown.plan
-    if problem.method.share_structure:
-        return are_shared_steps_kept(problem, state, plan, grown.trees, grown.leaf[0])
-
-    def check(parts):
-        task, tree, leaf = parts
-        return are_steps_kept(problem, state, plan, task, tree, leaf, row_losses)
-
-    return jnp.all(map_scores(check, (plan.trees(), grown.trees, grown.leaf)))

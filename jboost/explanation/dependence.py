@@ -122,7 +122,13 @@ def partial_dependence(
     checks.check_word("kind", kind, KINDS)
     ensemble = read_model(model)
     warn_of_float32(ensemble, "partial_dependence")
-    matrix = _read_matrix(ensemble, x)
+    frame = read_frame(x, "x", schema=ensemble.schema, categorical=True)
+    matrix = np.asarray(frame.matrix)
+    if matrix.shape[1] != ensemble.num_features:
+        raise ValueError(
+            f"x must have {ensemble.num_features} columns, as in training, got "
+            f"{matrix.shape[1]}"
+        )
     num_rows, weights = len(matrix), np.ones(len(matrix), np.float32)
     if sample_weight is not None:
         weights = check_weights(sample_weight, num_rows, "sample_weight")
@@ -157,18 +163,6 @@ def partial_dependence(
         individual,
         tuple(axis.counts for axis in axes),
     )
-
-
-def _read_matrix(model, x):
-    """Reads rows as a NumPy matrix."""
-    frame = read_frame(x, "x", schema=model.schema, categorical=True)
-    matrix = np.asarray(frame.matrix)
-    if matrix.shape[1] != model.num_features:
-        raise ValueError(
-            f"x must have {model.num_features} columns, as in training, got "
-            f"{matrix.shape[1]}"
-        )
-    return matrix
 
 
 # ---- the grid -----------------------------------------------------------------------

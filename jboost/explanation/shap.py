@@ -544,18 +544,15 @@ def _read_model(model, cover):
         )
     known = {name: getattr(model.sums, name) for name in COVERS[1:]}
     if any(isinstance(array, Tracer) for array in known.values()):
-        chosen = _choose_traced(known, cover)
+        # Chosen in the program, because traced values cannot be read here.
+        if cover == "auto":
+            unknown = jnp.any(jnp.isnan(known["weight"]))
+            chosen = jnp.where(unknown, known["curvature"], known["weight"])
+        else:
+            chosen = known[cover]
     else:
         chosen = _choose_known(known, cover)
     return replace(model, sums=model.sums._replace(weight=chosen))
-
-
-def _choose_traced(known, cover):
-    """Chooses the cover in the program, because traced values cannot be read here."""
-    if cover != "auto":
-        return known[cover]
-    unknown = jnp.any(jnp.isnan(known["weight"]))
-    return jnp.where(unknown, known["curvature"], known["weight"])
 
 
 def _choose_known(known, cover):

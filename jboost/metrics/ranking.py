@@ -231,7 +231,8 @@ def mean_average_precision(
     rank = (ranking.last + 1).astype(jnp.float32)
     at = len(hits) if at is None else at
     counted = jnp.where(rank <= at, hits * found / rank, 0)
-    return _divide(jnp.sum(counted), jnp.minimum(jnp.sum(hits), at))
+    total, count = jnp.sum(counted), jnp.minimum(jnp.sum(hits), at)
+    return jnp.where(count > 0, total / jnp.where(count > 0, count, 1), jnp.nan)
 
 
 def mrr(
@@ -291,10 +292,6 @@ def _find_hits(targets, ranking):
     """Returns 1 at the places of relevant documents."""
     hits = (jnp.asarray(targets, jnp.float32) > 0) & ranking.real
     return hits[ranking.order].astype(jnp.float32)
-
-
-def _divide(total, count):
-    return jnp.where(count > 0, total / jnp.where(count > 0, count, 1), jnp.nan)
 
 
 def _check_depth(at):

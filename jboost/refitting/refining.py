@@ -280,7 +280,12 @@ def _prepare(model, loss, parameters, plan, parts):
     unit, steep, found, lost = start(fixed, (train, *held), values)
     for part, name, rows in zip(parts, ("the data", "validation"), found, strict=False):
         _check_losses(part, name, np.asarray(rows))
-    _check_slopes(parts[0], np.asarray(lost))
+    data = parts[0].rows.data
+    bad = np.asarray(lost) & (np.asarray(data.weights) > 0)
+    if bad.any():
+        index = int(np.argmax(bad))
+        target = jax.tree.map(lambda t: np.asarray(t[index]).tolist(), data.targets)
+        raise ValueError(describe_lost_slope(target, index, "the scores of the model"))
     loss_unit = float(np.sum(np.asarray(unit) * np.asarray(steep)))
     rounds = max(1, model.num_rounds)
     counted = np.count_nonzero(np.asarray(train.weights))
@@ -323,16 +328,6 @@ def _check_losses(part, name, values):
             f"loss must be finite on {name} at the scores of the model, got "
             f"{values[row]} in row {row} for target {show(target)}"
         )
-
-
-def _check_slopes(part, lost):
-    """Raises for the first row with a NaN gradient."""
-    data = part.rows.data
-    bad = lost & (np.asarray(data.weights) > 0)
-    if bad.any():
-        row = int(np.argmax(bad))
-        target = jax.tree.map(lambda t: np.asarray(t[row]).tolist(), data.targets)
-        raise ValueError(describe_lost_slope(target, row, "the scores of the model"))
 
 
 def _run(model, programs, fixed, values, plan):

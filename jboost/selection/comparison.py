@@ -21,7 +21,7 @@ from jboost.kernels.library import resolve_implementation
 from jboost.losses import Adaptive
 from jboost.objective.group_tracing import estimate_in_group, read_inputs
 from jboost.objective.tracing import name_of, needs_groups
-from jboost.selection.folds import check_folds, check_whole_groups, make_folds
+from jboost.selection.folds import check_whole_groups, make_folds
 from jboost.selection.host_loop import run_points
 from jboost.selection.runs import Curve, Point, Study, same_loss
 from jboost.tables.domains import check_domain
@@ -59,20 +59,15 @@ def is_of_groups(loss: Any, groups: Any, y: Any, num_scores: int) -> bool:
     if groups is None:
         return False
     try:
-        part = _take_group(groups, y)
+        y = np.asarray(y) if isinstance(y, list) else y
+        index = take_first_group(np.asarray(make_groups(groups).number))
+        part = jax.tree.map(lambda leaf: np.asarray(leaf)[index], y)
+        part = check_targets(part, len(index), np.zeros(len(index)), "y")
         found = estimate_in_group(loss, part, num_scores)
     except Exception:  # a later check refuses it by name
         return False
     parameters = (found,) if isinstance(loss, Adaptive) else ()
     return _compare(loss, part, parameters, num_scores)
-
-
-def _take_group(groups, y):
-    """Returns the targets of the first group of several rows."""
-    y = np.asarray(y) if isinstance(y, list) else y
-    index = take_first_group(np.asarray(make_groups(groups).number))
-    part = jax.tree.map(lambda leaf: np.asarray(leaf)[index], y)
-    return check_targets(part, len(index), np.zeros(len(index)), "y")
 
 
 def _compare(loss, part, parameters, num_scores):
@@ -296,7 +291,14 @@ def _make_study(request, settings, padded, by, metrics, grouped):
         request.folds, rows.size, y=labels, stratify=request.stratify,
         groups=request.groups, shuffle=request.shuffle, seed=settings.seed,
     )  # fmt: skip
-    check_folds(folds, np.asarray(rows.data.weights)[: rows.size])
+    counted = np.asarray(rows.data.weights)[: rows.size] > 0
+    for number, masks in enumerate(zip(*folds, strict=True)):
+        for name, mask in zip(("train on", "hold out"), masks, strict=True):
+            if not np.any((mask > 0) & counted):
+                raise ValueError(
+                    f"folds must {name} some row of positive weight each, got none in "
+                    f"fold {number}"
+                )
     if grouped:
         rows = _weigh_groups(rows, folds, grouped, given.weighted)
         given = given._replace(rows=rows)

@@ -183,7 +183,11 @@ def cross_validate(
     )  # fmt: skip
     study, [curve], interrupted = compare(request, loss, [{}], read_settings(settings))
     mean, error = average(curve.by_fold(study.by.metric))
-    models = _stack_models(study, curve) if return_models else None
+    models = None
+    if return_models:
+        records = (make_record(study, curve, i) for i in range(len(study.folds.train)))
+        models = [record.model(curve.best + 1) for record in records]
+        models = jax.tree.map(lambda *leaves: np.stack(leaves), *models)
     result = CrossValidation(
         train_loss=curve.by_fold(column=0),
         validation_loss=curve.by_fold(),
@@ -198,15 +202,6 @@ def cross_validate(
         parameters=curve.parameters[curve.best + 1],
     )
     return finish(result, interrupted, curve.num_rounds)
-
-
-def _stack_models(study, curve):
-    """Returns the models of all folds at the best round."""
-    models = [
-        make_record(study, curve, fold).model(curve.best + 1)
-        for fold in range(len(study.folds.train))
-    ]
-    return jax.tree.map(lambda *leaves: np.stack(leaves), *models)
 
 
 def _held_out_scores(study, curve):

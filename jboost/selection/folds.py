@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, Int, Shaped
+from jaxtyping import Bool, Int
 
 from jboost.entry import checks
 from jboost.entry.checks import refuse_mask
@@ -257,14 +257,3 @@ def _find_divided(mask, groups):
     count = np.bincount(number, mask, groups.num_groups)
     divided = (count > 0) & (count < np.bincount(number, minlength=groups.num_groups))
     return int(np.argmax(divided[number])) if divided.any() else None
-
-
-def check_folds(folds: Folds, weights: Shaped[np.ndarray, " N"]) -> None:
-    """Checks that each fold trains on and holds out rows of positive weight."""
-    for number in range(len(folds.train)):
-        for name, mask in zip(("train on", "hold out"), folds, strict=True):
-            if not np.any((mask[number] > 0) & (weights > 0)):
-                raise ValueError(
-                    f"folds must {name} some row of positive weight each, got none in "
-                    f"fold {number}"
-                )

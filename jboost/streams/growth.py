@@ -383,7 +383,7 @@ class NativeGrower:
         self._in_bag = in_bag = np.asarray(rows.in_bag)
         measure = rows.measure or _measure(gradient, curvature, in_bag, sizes.uniform)
         self._given = rows.limits, measure.unit
-        prepare = compiled(_make_limits, sizes.num_features)
+        prepare = compiled(make_level_limits, sizes.num_features)
         limits = prepare(rows.limits, words, measure.unit)
         self._limits = jax.tree.map(np.asarray, limits)
         scale = np.asarray(measure.fixed.scale)
@@ -488,7 +488,7 @@ class NativeGrower:
         sizes = self._sizes
         some: Any = np.zeros(2, np.float32)
         words, unit = np.zeros(2, np.uint32), some
-        prepare = partial(make_level_limits, num_columns=sizes.num_features)
+        prepare = partial(make_level_limits, sizes.num_features)
         shapes = jax.eval_shape(prepare, limits, seed=words, unit=unit)
         state = _shape_state(sizes, shapes)
         table = math.prod(state.histograms.shape[1:])
@@ -523,10 +523,6 @@ def _fit_measure(uniform, greatest, digits, num_in_bag):
     total = jnp.where(jnp.isfinite(greatest), join_digits(digits, greatest), jnp.inf)
     fixed = fit_scale(total, num_in_bag)
     return make_measure(fixed, num_in_bag, greatest[1] if uniform else None)
-
-
-def _make_limits(num_columns, limits, words, unit):
-    return make_level_limits(limits, num_columns, words, unit)
 
 
 def _make_zeros(shapes):

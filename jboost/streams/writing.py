@@ -151,7 +151,14 @@ def _sketch(source, max_bins, options):
             checksums = hash_rows(batch, checksums)
             num_rows += len(batch.x)
             _check_rows(batch, num_rows, options)
-            _check_sketch(sketch, num_rows, options.memory)
+            held, memory = sketch.num_bytes, options.memory
+            if held > memory:
+                raise ValueError(
+                    f"memory must hold the sketch of {sketch.num_features} features, "
+                    f"which takes {as_text(held)} after {num_rows} rows, got "
+                    f"{as_text(memory)}; ask for fewer max_bins, which make it "
+                    "smaller, or pass bins"
+                )
             trim_heap(batch.x.nbytes)
             bar.update(len(batch.x))
         if sketch is None:
@@ -190,17 +197,6 @@ def _check_rows(batch, num_rows, options):
         raise ValueError(
             f"memory must be more than {least} bytes ({as_text(least)}) to train on "
             f"{num_rows} rows, got {as_text(options.memory)}; use fewer rows"
-        )
-
-
-def _check_sketch(sketch, num_rows, memory):
-    """Raises if a sketch takes more than the memory."""
-    held = sketch.num_bytes
-    if held > memory:
-        raise ValueError(
-            f"memory must hold the sketch of {sketch.num_features} features, which "
-            f"takes {as_text(held)} after {num_rows} rows, got {as_text(memory)}; ask "
-            "for fewer max_bins, which make it smaller, or pass bins"
         )
 
 

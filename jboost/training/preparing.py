@@ -50,7 +50,6 @@ from jboost.training.rows import (
     make_rows,
     make_sets,
     padded_columns,
-    unite_weights,
 )
 
 
@@ -119,7 +118,12 @@ def prepare_rows(request: FitRequest) -> Prepared:
         request.sets, bins, training.schema._replace(names=names), rows, num_scores,
         request.padded, training.with_offset, request.loss,
     )  # fmt: skip
-    rows, *others = unite_weights([rows, *sets.values()])
+    parts = [rows, *sets.values()]
+    groups = [part.data.groups for part in parts]
+    if any(each is not None and each.weights is not None for each in groups):
+        # A loss of groups that takes weights is traced once for all sets of rows.
+        parts = [part.handing_weights() for part in parts]
+    rows, *others = parts
     training, sets = training._replace(rows=rows), dict(zip(sets, others, strict=True))
     named = {"y": rows}
     named |= {f"{place} y": sets[name] for name, (place, _) in request.sets.items()}

@@ -5,7 +5,7 @@ In: a matrix, targets, weights and offset of the training rows or of a validatio
 set. Out: PaddedRows, which the compiled program takes.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -315,17 +315,6 @@ def make_sets(
             groups=groups,
         )  # fmt: skip
     return sets
-
-
-def unite_weights(parts: Sequence[PaddedRows]) -> list[PaddedRows]:
-    """Returns the same rows: a loss is handed the weights of all of them, or of none.
-
-    A loss of groups that takes weights is traced once for all sets of rows.
-    """
-    groups = [part.data.groups for part in parts]
-    if any(each is not None and each.weights is not None for each in groups):
-        return [part.handing_weights() for part in parts]
-    return [*parts]
 
 
 def _read_set(label, values, bins, schema, training, with_offset):

@@ -163,7 +163,7 @@ def _bind(name, function, loss, num_scores, given):
         return HostMetric(function, implied, _takes_weights(function))
     bound = bound_keywords(function)
     bare = losses.bare_loss(function)
-    if not _is_built_in(bare) or "inverse_link" in bound:
+    if not _is_one(bare, metrics.METRICS.values()) or "inverse_link" in bound:
         return function
     known = losses.bare_loss(loss)
     own_link = not isinstance(given, str) and given is not None
@@ -192,10 +192,6 @@ def _bind(name, function, loss, num_scores, given):
 def _is_one(function, known) -> bool:
     """Compares by identity: functions of callers need not be hashable."""
     return any(function is each for each in known)
-
-
-def _is_built_in(bare) -> bool:
-    return _is_one(bare, metrics.METRICS.values())
 
 
 @lru_cache(maxsize=256)
@@ -248,7 +244,9 @@ def _find_direction(name, function):
     """Returns the direction of built-in metrics, else "min"; refuses to guess."""
     inner = function.function if isinstance(function, GroupMetric) else function
     bare = losses.bare_loss(inner)
-    if _is_built_in(bare) or _is_one(bare, metrics.GROUP_METRICS.values()):
+    if _is_one(bare, metrics.METRICS.values()) or _is_one(
+        bare, metrics.GROUP_METRICS.values()
+    ):
         return "max" if bare in metrics.MAXIMIZED else "min"
     maximized = {metric.__name__ for metric in metrics.MAXIMIZED}
     own = str(getattr(bare, "__name__", ""))

@@ -192,7 +192,7 @@ def _grow_in_shards(codes, rows, measure, limits, sizes):
     operands, uniform = codes.operands, bool(sizes.uniform)
     assert not operands.entries, "sparse codes cannot be divided among devices"
     depths = dict(max_depth=sizes.max_depth)
-    level_limits = make_level_limits(limits, codes.num_features, seed, measure.unit)
+    level_limits = make_level_limits(codes.num_features, limits, seed, measure.unit)
     part = levels_cpu.start_rows(
         gradient, curvature, in_bag, seed, measure.fixed.scale,
         measure.fixed.stochastic, collectives.first_row(),
@@ -242,7 +242,7 @@ def _add_shards(needed, sums, squares):
     return whole[: sums.size].reshape(sums.shape), whole[sums.size :].reshape(-1, 4)
 
 
-def make_level_limits(limits, num_columns, seed, unit):
+def make_level_limits(num_columns, limits, seed, unit):
     """Returns the operands of the search for splits, besides sums.
 
     They are in the units of the search, and so are the bounds that it finds.
