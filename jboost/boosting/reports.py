@@ -138,10 +138,7 @@ def weigh_losses(
 
 
 def _improvements(loss, constants, data, rows, before, after):
-    """Returns how much the loss of each row fell, and weights, 0 for other rows.
-
-    Their mean is NaN without rows.
-    """
+    """Returns how much the loss of each row fell, and weights, 0 for other rows."""
     out = data._replace(weights=jnp.where(rows, data.weights, 0.0))
     (old, weights), (new, _) = (
         weigh_losses(

@@ -96,10 +96,7 @@ def _describe_column(frame, feature):
 
 
 def _unite_values(label, found, known):
-    """Returns the values of a column on all processes; None if it holds numbers.
-
-    Those that are known come first.
-    """
+    """Returns a column's values on all processes, known ones first; None if numbers."""
     if all(kind != "categories" for kind, _, _ in found):
         return None
     kinds = []

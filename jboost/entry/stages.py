@@ -126,10 +126,7 @@ def elementwise(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _narrow(values):
-    """Returns 32-bit numbers for the 64-bit ones that NumPy makes of Python's.
-
-    JAX does the same, but not with ``jax_enable_x64``.
-    """
+    """Narrows 64-bit numbers to 32 bits, as JAX does without ``jax_enable_x64``."""
     narrow = _NARROW.get(values.dtype)
     return values if narrow is None else values.astype(narrow)
 

@@ -471,10 +471,7 @@ def _sums_before(rows, matrices, reverse):
 
 
 def _shift(sums, reverse):
-    """Returns the sums before each block.
-
-    Subtracting the block's own total instead would cancel.
-    """
+    """Returns the sums before each block; subtracting its own total would cancel."""
     ends = [(0, 0)] * (sums.ndim - 1)
     other = sums[..., 1:] if reverse else sums[..., :-1]
     return jnp.pad(other, [*ends, (0, 1) if reverse else (1, 0)])

@@ -404,10 +404,7 @@ def _smooth_derivatives(
 
 
 def _scale_by_steps(objective, weights, gradient, hessian, delta):
-    """Returns smoothing scales, with new ones for scores without a minimum in any row.
-
-    Newton steps |g / h| take the place of the distances |F - F*|.
-    """
+    """Replaces |F - F*| by Newton steps |g / h| of scores without any known F*."""
     usable = jnp.isfinite(gradient) & (gradient != 0) & jnp.isfinite(hessian)
     usable &= hessian != 0
     steps = jnp.abs(gradient) / jnp.abs(jnp.where(usable, hessian, 1.0))

@@ -448,10 +448,7 @@ def exact_scale(total: Float[Array, ""]) -> Float[Array, ""]:
 
 @elementwise
 def _start_at_target(numpy, targets, num_scores, num_rows):
-    """Returns the start of the search for F*: the target if it fits and is finite.
-
-    Otherwise it is 0.
-    """
+    """Starts the search for F* at the target if it fits and is finite, else at 0."""
     leaves = jax.tree.leaves(targets)
     shape = (num_rows,) if num_scores == 1 else (num_rows, num_scores)
     if len(leaves) == 1 and leaves[0].shape == shape and leaves[0].dtype != np.bool_:

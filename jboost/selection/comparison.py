@@ -254,11 +254,7 @@ def _make_point(
 
 
 def _read_groups(request, bound, num_scores):
-    """Adds the groups to the rows if the losses are losses of groups.
-
-    Returns:
-      The request, and the losses of groups: all losses, or none.
-    """
+    """Adds groups to the rows for losses of groups, and returns these: all or none."""
     groups, y = request.groups, request.rows.y
     grouped = [is_of_groups(loss, groups, y, num_scores) for loss in bound]
     if any(grouped) != all(grouped):

@@ -25,12 +25,12 @@ from jboost.sklearn.estimators import (
     EstimatorSettings,
     check_rows,
     find_loss,
-    is_one_of,
     refuse_none,
     unite_sets,
 )
 from jboost.tables.groups import find_gap
 from jboost.tables.targets import check_weights
+from jboost.training.metrics import is_one_of
 
 _SIGNED = (losses.exponential, losses.hinge, losses.hinge_squared)  # -1 and 1
 _NUMBERS = (bool, int, float, np.bool_, np.number)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The base class of the estimators; before it, rows are read and held out."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Unpack
 
 import numpy as np
@@ -497,12 +497,6 @@ class Boosting(BaseEstimator):
         tags.input_tags.allow_nan = True
         tags.input_tags.sparse = True
         return tags
-
-
-def is_one_of(loss: Any, known: Iterable[Any]) -> bool:
-    """Returns whether a loss is one of the functions, parameters bound or not."""
-    bare = losses.bare_loss(loss)
-    return any(bare is each for each in known)
 
 
 def find_loss(loss: Any, known: Mapping[str, Any] = losses.LOSSES) -> Any:

@@ -112,10 +112,7 @@ def write_table(
 
 
 def _count_rows(source):
-    """Returns how many rows come before those of this process, and how many it has.
-
-    With one process nothing is read, and the second number is None.
-    """
+    """Counts the rows before this process's, and its own; 0 and None if it is alone."""
     if num_processes() == 1:
         return 0, None
     with agree(*_FAILURES):

@@ -271,10 +271,7 @@ def _find_series(values, name):
 
 
 def _holds_few_numbers(x):
-    """Checks for a small pandas frame of numbers, which pandas converts at once.
-
-    Looking at its columns one by one takes longer than predicting its rows.
-    """
+    """Checks for a small frame of numbers, which pandas converts fastest as a whole."""
     pandas: Any = sys.modules.get("pandas")
     if pandas is None or type(x) is not pandas.DataFrame or len(x) > _BLOCK_ROWS:
         return False

@@ -210,10 +210,7 @@ def _estimate_anew(loss, constants, data, state):
 
 
 def _measure_first_round(static, constants, data, state, numbers=None):
-    """Returns mean curvature and concentration at init_score.
-
-    Numbers matter to losses of groups alone.
-    """
+    """Returns mean curvature and concentration at init_score."""
     none: Any = numbers
     problem = Problem(static, Arrays(constants, none, data))
     state, raw = differentiate(problem, state)

@@ -5,7 +5,7 @@ All rounds are compared by :class:`Criterion`; NaN or infinity is never the best
 """
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -258,7 +258,7 @@ def try_metrics(
         if isinstance(function, HostMetric) and not function.weighs:
             _check_equal_weights(name, function.function, weights)
         bare = losses.bare_loss(function)
-        if not _is_one_of(bare, metrics.METRICS):
+        if not is_one_of(bare, metrics.METRICS.values()):
             continue
         _check_one_array(name, targets)
         size = len(weights)
@@ -286,7 +286,7 @@ def _check_one_array(name, targets):
 def _try_group_metric(name, function, targets, weights, num_scores):
     """Checks the targets of a built-in metric of groups, or the mask of another."""
     bare = losses.bare_loss(function)
-    if not _is_one_of(bare, metrics.GROUP_METRICS):
+    if not is_one_of(bare, metrics.GROUP_METRICS.values()):
         few = jax.tree.map(lambda t: np.asarray(t)[:_FEW], targets)
         check_metric_mask(name, function, few, num_scores)
         return
@@ -331,6 +331,7 @@ def _check_labels(name, targets, weights, num_scores):
         )
 
 
-def _is_one_of(function: Any, known: Mapping[str, Any]) -> bool:
-    """Compares by identity: functions of callers need not be hashable."""
-    return any(function is each for each in known.values())
+def is_one_of(function: Any, known: Iterable[Any]) -> bool:
+    """Returns whether a function is one of these, parameters bound or not."""
+    bare = losses.bare_loss(function)  # need not be hashable
+    return any(bare is each for each in known)

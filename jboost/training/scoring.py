@@ -19,7 +19,7 @@ from jboost.entry.arguments import (
     takes_mask,
 )
 from jboost.entry.messages import show, warn_user
-from jboost.training.metrics import Criterion, GroupMetric, HostMetric
+from jboost.training.metrics import Criterion, GroupMetric, HostMetric, is_one_of
 
 Metrics = str | Sequence[str | Callable[..., Any]] | Mapping[str, Any] | None
 By = str | tuple[str, str] | None
@@ -163,15 +163,15 @@ def _bind(name, function, loss, num_scores, given):
         return HostMetric(function, implied, _takes_weights(function))
     bound = bound_keywords(function)
     bare = losses.bare_loss(function)
-    if not _is_one(bare, metrics.METRICS.values()) or "inverse_link" in bound:
+    if not is_one_of(bare, metrics.METRICS.values()) or "inverse_link" in bound:
         return function
     known = losses.bare_loss(loss)
     own_link = not isinstance(given, str) and given is not None
-    chances = own_link or _is_one(known, (*_CHANCES, losses.softmax))
+    chances = own_link or is_one_of(known, (*_CHANCES, losses.softmax))
     labels, link = bare in metrics.LABELS, implied
     if labels and not own_link and num_scores == 1:
         # As the classifier labels: by the sign, which no rounding of a link changes.
-        chances = chances or _is_one(known, _MARGINS)
+        chances = chances or is_one_of(known, _MARGINS)
         link = metrics.second_class
     needs = labels or bare in metrics.PROBABILITIES
     if (needs or (bare in metrics.RANKS and num_scores > 1)) and not chances:
@@ -187,11 +187,6 @@ def _bind(name, function, loss, num_scores, given):
         return _with_link(function, link)
     except TypeError:  # a link of one's own need not be hashable
         return partial(function, inverse_link=link)
-
-
-def _is_one(function, known) -> bool:
-    """Compares by identity: functions of callers need not be hashable."""
-    return any(function is each for each in known)
 
 
 @lru_cache(maxsize=256)
@@ -244,9 +239,7 @@ def _find_direction(name, function):
     """Returns the direction of built-in metrics, else "min"; refuses to guess."""
     inner = function.function if isinstance(function, GroupMetric) else function
     bare = losses.bare_loss(inner)
-    if _is_one(bare, metrics.METRICS.values()) or _is_one(
-        bare, metrics.GROUP_METRICS.values()
-    ):
+    if is_one_of(bare, (*metrics.METRICS.values(), *metrics.GROUP_METRICS.values())):
         return "max" if bare in metrics.MAXIMIZED else "min"
     maximized = {metric.__name__ for metric in metrics.MAXIMIZED}
     own = str(getattr(bare, "__name__", ""))

@@ -323,10 +323,7 @@ def _starting_points(numpy, minimizer, scores, k, weights):
 
 
 def _take_strided(values, stride):
-    """Returns the values [N, C] of the global rows 0, stride, 2 * stride, ...
-
-    If rows are sharded, rows of NaN are among the results.
-    """
+    """Returns the global rows 0, stride, ... of [N, C], on shards with rows of NaN."""
     if current_shards() is None:
         return values[::stride]
     num_rows = values.shape[0]
