@@ -15,7 +15,7 @@ program that is being traced.
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from types import FunctionType
 from typing import Any, ParamSpec, TypeVar
@@ -40,10 +40,16 @@ _for_host: ContextVar[bool] = ContextVar("for_host", default=False)
 
 @contextmanager
 def run_in_stages(on: bool = True) -> Iterator[None]:
-    """Runs algorithms from the host within a ``with`` block; no operand is traced."""
+    """Runs algorithms from the host within a ``with`` block; no operand is traced.
+
+    Stages hand on NaN for points that are not known yet, so that ``jax_debug_nans`` is
+    off in the block.
+    """
+    hands_nan = on and jax.config.jax_debug_nans  # type: ignore[attr-defined]
     token = _from_host.set(on)
     try:
-        yield
+        with jax.debug_nans(False) if hands_nan else nullcontext():
+            yield
     finally:
         _from_host.reset(token)
 
