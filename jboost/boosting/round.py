@@ -413,29 +413,43 @@ def grow_round(
     """
     state, raw = differentiate(problem, state)
     plan = start_round(problem, choose_scaling(problem), state, raw)
-    if problem.method.share_structure:
-        trees, leaf = grow_shared_tree(problem, plan)
-        own = state.pointed
-        trees = fit_trees(problem, learning_rate, state, plan, trees, leaf, own)
-        return add_trees(problem, state, plan, trees, leaf), trees, plan.in_bag
-
-    def grow(task):
-        grown = grow_structure(problem, plan, task)
-        tree, leaf = checkpoint_name(grown, STRUCTURE)
-        tree = sum_leaves(problem.data, plan, task, tree, leaf)
-        return fit_leaves(problem, learning_rate, state, plan, task, tree, leaf), leaf
-
-    trees, leaf = map_scores(grow, plan.trees())
+    fit = learning_rate, state, state.pointed
+    trees, leaf = grow_trees(problem, plan, fit)
     return add_trees(problem, state, plan, trees, leaf), trees, plan.in_bag
 
 
-def grow_shared_tree(
-    problem: Problem, plan: RoundPlan
-) -> tuple[Tree, Int32[Array, "1 N"]]:
-    """Grows the tree of all scores, and sums the derivatives in its leaves."""
-    grown = grow_structure(problem, plan, plan.structure())
-    tree, leaf = checkpoint_name(grown, STRUCTURE)
-    return sum_shared_leaves(problem.data, plan, tree, leaf), leaf[None]
+def grow_trees(
+    problem: Problem, plan: RoundPlan, fit: tuple[Any, BoostState, Any] | None
+) -> tuple[Tree, Int32[Array, "T N"]]:
+    """Grows the trees of a round, and sums the derivatives in their leaves.
+
+    Args:
+      fit: learning rate, state, and the ``pointed`` of :func:`fit_trees`, if leaf
+        values are computed here.
+
+    Returns:
+      The trees, and the leaf of every row in each.
+    """
+
+    def grow(task):
+        tree, leaf = grow_structure(problem, plan, task)
+        return checkpoint_name((tree, leaf), STRUCTURE)
+
+    def grow_one(task):
+        tree, leaf = grow(task)
+        tree = sum_leaves(problem.data, plan, task, tree, leaf)
+        if fit is not None:
+            tree = fit_leaves(problem, *fit[:2], plan, task, tree, leaf)
+        return tree, leaf
+
+    if not problem.method.share_structure:
+        return map_scores(grow_one, plan.trees())
+    tree, leaf = grow(plan.structure())
+    trees, leaf = sum_shared_leaves(problem.data, plan, tree, leaf), leaf[None]
+    if fit is not None:
+        rate, state, pointed = fit
+        trees = fit_trees(problem, rate, state, plan, trees, leaf, pointed)
+    return trees, leaf
 
 
 def fit_trees(

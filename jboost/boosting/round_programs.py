@@ -34,12 +34,8 @@ from jboost.boosting.round import (
     advance,
     are_steps_kept,
     count_round,
-    fit_leaves,
     fit_trees,
-    grow_shared_tree,
-    grow_structure,
-    map_scores,
-    sum_leaves,
+    grow_trees,
 )
 from jboost.boosting.state import Arrays, BoostState, Data, Problem, Static
 from jboost.entry.collectives import every
@@ -303,19 +299,8 @@ def grow(
     state = note_lost(state, lost)
     plan = start_round(problem, scaling, state, raw)
 
-    def grow_one(task):
-        tree, leaf = grow_structure(problem, plan, task)
-        tree = sum_leaves(data, plan, task, tree, leaf)
-        if steps:
-            tree = fit_leaves(problem, rate, state, plan, task, tree, leaf)
-        return tree, leaf
-
-    if method.share_structure:
-        trees, leaf = grow_shared_tree(problem, plan)
-        if steps:
-            trees = fit_trees(problem, rate, state, plan, trees, leaf, False)
-    else:
-        trees, leaf = map_scores(grow_one, plan.trees())
+    fit = (rate, state, False) if steps else None
+    trees, leaf = grow_trees(problem, plan, fit)
     after, new_steps = None, None
     if steps:
         after = count_round(
