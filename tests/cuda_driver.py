@@ -36,7 +36,7 @@ def build_driver(folder):
 
 def select_driver(library):
     """Makes this process use the library; before jboost looks for a driver."""
-    from jboost.kernels.cuda_ready import find_obstacle
+    from jboost.kernels.library import find_obstacle
 
     os.environ["JBOOST_LIBCUDA"] = os.environ["JBOOST_LIBNVRTC"] = str(library)
     assert find_obstacle() is None

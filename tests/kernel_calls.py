@@ -12,10 +12,12 @@ import pytest
 import scipy.sparse
 
 import jboost as jb
+from jboost.codes import binning
 from jboost.entry import programs
-from jboost.kernels import library, shap_cpu
+from jboost.explanation import shap
+from jboost.kernels import calls
 
-FOLDER = Path(library.__file__).parent / "native"
+FOLDER = Path(calls.__file__).parent / "native"
 # Large enough that loops are divided among threads.
 ROWS, FEATURES = 5003, 7
 
@@ -40,21 +42,19 @@ class Call(NamedTuple):
         into = [np.zeros(s.shape, s.dtype) for s in jax.tree.leaves(self.results)]
         for operand, result in self.aliases.items():
             into[result] = operands[operand]
-        library.call_on_host(
-            self.name, tuple(into), *operands, into=into, **self.attributes
-        )
+        calls.call_on_host(self.name, into, *operands, **self.attributes)
         return into
 
 
 def record_calls(run) -> list[Call]:
     """Runs a function; returns one call of each kind that programs made meanwhile."""
-    calls: dict[Any, Call] = {}
+    found: dict[Any, Call] = {}
 
     def keep(name, results, aliases, attributes, *operands):
         operands = tuple(np.array(each) for each in operands)
         attributes = {key: int(value) for key, value in attributes.items()}
         call = Call(name, results, operands, dict(aliases or {}), attributes)
-        calls.setdefault(call.kind(), call)
+        found.setdefault(call.kind(), call)
 
     def make(name, results, **options):
         aliases = options.get("input_output_aliases")
@@ -66,24 +66,23 @@ def record_calls(run) -> list[Call]:
 
         return made(name, results, **options) if name == "relay" else run
 
-    def call_on_host(name, results, *operands, into=None, keep=None, **options):
-        aliases = options.get("aliases")
-        attributes = {key: options[key] for key in options if key != "aliases"}
+    def call_on_host(name, results, *operands, keep=None, **attributes):
         if keep is None and name != "open_model":  # else operands are addresses
-            record(name, results, aliases, attributes, *operands)
-        return called(name, results, *operands, into=into, keep=keep, **options)
+            inputs, shapes, aliases = calls._list_arrays(results, operands)
+            record(name, shapes, aliases, attributes, *inputs)
+        return called(name, results, *operands, keep=keep, **attributes)
 
     record = keep
-    made, called = library._make_call, library.call_on_host
+    made, called = calls._make_call, calls.call_on_host
     forget_programs()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(library, "_make_call", make)
-        patch.setattr(library, "call_on_host", call_on_host)
-        patch.setattr(shap_cpu, "call_on_host", call_on_host)
+        patch.setattr(calls, "_make_call", make)
+        for module in calls, binning, shap:
+            patch.setattr(module, "call_on_host", call_on_host)
         run()
         jax.effects_barrier()
     forget_programs()
-    return list(calls.values())
+    return list(found.values())
 
 
 def forget_programs() -> None:

@@ -17,9 +17,9 @@ from test_predict_kernels import make_model, make_rows
 
 import jboost as jb
 from jboost.entry.decorators import is_out_of_memory
-from jboost.kernels import grow_cpu, library
+from jboost.kernels import calls, grow_cpu
 
-HAS_FAULTS = library.available() and hasattr(library._library, "jboost_fail_threads")
+HAS_FAULTS = calls.available() and hasattr(calls.LIBRARY, "jboost_fail_threads")
 pytestmark = pytest.mark.skipif(not HAS_FAULTS, reason="needs JBOOST_FAULTS")
 ERRORS = MemoryError, jax.errors.JaxRuntimeError, ValueError
 EVER = 2**62
@@ -32,7 +32,7 @@ OTHERS = {
 
 def plan(what, first, last):
     """Lets events number `first` to `last` fail; returns how many there were before."""
-    function = getattr(library._library, f"jboost_fail_{what}")
+    function = getattr(calls.LIBRARY, f"jboost_fail_{what}")
     function.argtypes, function.restype = [ctypes.c_int64] * 2, ctypes.c_int64
     return function(first, last)
 
@@ -69,19 +69,19 @@ def assert_same(found, expected):
 
 
 @pytest.fixture(scope="module")
-def calls():
+def recorded():
     return record_calls(run_everything)
 
 
-def test_every_kernel_is_tested(calls):
+def test_every_kernel_is_tested(recorded):
     """So that sanitizers, which run this file, see every kernel."""
-    assert {call.name for call in calls} | OTHERS == list_functions()
+    assert {call.name for call in recorded} | OTHERS == list_functions()
 
 
 @pytest.mark.parametrize("kept", [False, True])
-def test_recorded_calls(calls, kept, monkeypatch):
-    monkeypatch.setitem(library._TYPES, "F", 15)  # pairs of derivatives
-    for call in calls:
+def test_recorded_calls(recorded, kept, monkeypatch):
+    monkeypatch.setitem(calls._TYPES, "F", 15)  # pairs of derivatives
+    for call in recorded:
 
         def run(call=call):  # with kept memory, twice
             with grow_cpu.keep_scratch() if kept else nullcontext():

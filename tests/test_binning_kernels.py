@@ -14,11 +14,11 @@ import references
 import jboost as jb
 from jboost.codes import binning, thresholds
 from jboost.entry.context import use_implementation
-from jboost.kernels import binning_cpu, code_operands, library
+from jboost.kernels import binning_cpu, calls
 from jboost.tables import frames
 
 pytestmark = pytest.mark.skipif(
-    not library.available(), reason="the CPU kernels were not built"
+    not calls.available(), reason="the CPU kernels were not built"
 )
 
 INF = np.inf
@@ -26,16 +26,16 @@ TINY = np.finfo(np.float32).tiny
 COUNTED_ROWS = 60_000  # beyond what is sorted whole
 
 
-@pytest.fixture(params=library.ISAS)
+@pytest.fixture(params=calls.ISAS)
 def isa(request):
     """Runs a test once for each instruction set that this processor has."""
-    before = library.current_isa()
+    before = calls.current_isa()
     try:
-        library.set_isa(request.param)
+        calls.set_isa(request.param)
     except ValueError:
         pytest.skip(f"no {request.param} here")
     yield request.param
-    library.set_isa(before)
+    calls.set_isa(before)
 
 
 def odd_columns(num_rows, seed=0):
@@ -266,7 +266,7 @@ def test_thresholds_at_zero_are_not_below_what_counts_as_zero(isa):
     ],
 )
 def test_packed_shape(num_features, shape):
-    assert code_operands.packed_shape(num_features, 9) == shape
+    assert binning_cpu.packed_shape(num_features, 9) == shape
 
 
 @pytest.mark.parametrize(
@@ -295,7 +295,7 @@ def test_both_layouts_hold_the_codes(isa, num_bins, num_features, size, num_rows
     np.testing.assert_array_equal(columns[:, size:], first)
     assert packed is not None
     assert packed.dtype == columns.dtype
-    assert packed.shape == code_operands.packed_shape(num_features, num_rows)
+    assert packed.shape == binning_cpu.packed_shape(num_features, num_rows)
     rows = np.moveaxis(np.asarray(packed), 0, 1).reshape(num_rows, -1)
     np.testing.assert_array_equal(rows[:, :num_features].T, columns)
     assert not rows[:, num_features:].any()
@@ -409,7 +409,7 @@ def call(how, x, thresholds, columns, packed, dtype=np.uint8):
         dict(dtype=np.uint32),
     ],
 )
-@pytest.mark.parametrize("how", [library.call, library.call_on_host])
+@pytest.mark.parametrize("how", [calls.call, calls.call_on_host])
 def test_wrong_shapes_are_refused(change, how):
     good = dict(
         x=np.zeros((4, 3), np.float32),

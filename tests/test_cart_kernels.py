@@ -6,10 +6,10 @@ import pytest
 
 import jboost as jb
 from jboost.entry.context import use_implementation
-from jboost.kernels import cart_cpu, library
+from jboost.kernels import calls, cart_cpu
 
 pytestmark = pytest.mark.skipif(
-    not library.available(), reason="the kernels were not built"
+    not calls.available(), reason="the kernels were not built"
 )
 STRUCTURE = "left", "feature", "threshold", "missing_left", "num_rows"
 STATISTICS = "value", "gain", "squared_error", "weight"

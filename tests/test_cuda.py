@@ -21,18 +21,17 @@ from tables import same_bits
 import jboost as jb
 from jboost.entry.context import use_implementation
 from jboost.kernels import (
-    code_operands,
+    binning_cpu,
+    calls,
     cuda_compiler,
     cuda_launch,
     levels_cuda,
-    library,
-    sums_cuda,
 )
 from jboost.numerics.exact import sum_channels, sum_rows
 
 ON_GPU = jax.default_backend() == "gpu"
 pytestmark = pytest.mark.skipif(
-    not library.available() or (not ON_GPU and shutil.which(COMPILER) is None),
+    not calls.available() or (not ON_GPU and shutil.which(COMPILER) is None),
     reason="needs a C++ compiler",
 )
 stand_in = pytest.mark.skipif(ON_GPU, reason="needs the library that stands in")
@@ -129,7 +128,7 @@ def test_histograms_of_packed_codes(
 def test_codes_are_packed_as_for_the_cpu(num_features):
     columns, *_ = draw_rows(501, num_features, 256, 1, 1)
     for num_bins in (100, 1000):
-        expected = code_operands.pack(jnp.asarray(columns), num_bins)
+        expected = binning_cpu.pack(jnp.asarray(columns), num_bins)
         found = levels_cuda.pack(jnp.asarray(columns), num_bins)
         np.testing.assert_array_equal(found, expected)
 
@@ -150,7 +149,7 @@ def test_sums_by_key(num_keys, channels):
     expected = np.zeros((num_keys, channels), np.int32)
     kept = (keys >= 0) & (keys < num_keys)
     np.add.at(expected, keys[kept], values[kept])
-    found = sums_cuda.sum_keys(jnp.asarray(values), jnp.asarray(keys), num_keys)
+    found = cuda_launch.sum_keys(jnp.asarray(values), jnp.asarray(keys), num_keys)
     np.testing.assert_array_equal(found, expected)
 
 

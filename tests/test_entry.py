@@ -19,10 +19,10 @@ from jboost.entry import decorators as entry
 from jboost.entry import processes
 from jboost.entry import programs as executables
 from jboost.entry.context import use_implementation
-from jboost.kernels import leaves_xla
 from jboost.objective.evaluation import Objective
 from jboost.objective.minimizers import find_kinks
 from jboost.objective.tracing import trace_loss
+from jboost.trees import leaf_operations
 
 L = jb.losses
 X = np.random.default_rng(0).normal(size=(40, 3)).astype(np.float32)
@@ -185,13 +185,13 @@ def test_long_lists_are_not_searched_number_by_number(monkeypatch):
 
 def test_disabled_jit_runs(monkeypatch):
     """Loops then count in Python, and NumPy arrays stay such."""
-    monkeypatch.setattr(leaves_xla, "_DIGIT", 16)  # fewer steps
+    monkeypatch.setattr(leaf_operations, "_DIGIT", 16)  # fewer steps
     y, ones, one = jnp.asarray(Y[:4]), jnp.ones(4), jnp.float32(1)
     traced, constants = trace_loss(L.absolute_error, y)
     objective = Objective(traced, constants, y, (), y[None])
 
     def search():
-        medians = leaves_xla.middle_minimizers(
+        medians = leaf_operations._find_plainly(
             y, 0 * ones, ones, one, 2 * one, one, jnp.arange(4) % 2, num_groups=2
         )
         return find_kinks(objective, ones).kind, medians, jb.predict(TREE, X)

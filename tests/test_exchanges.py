@@ -26,7 +26,7 @@ from jboost.entry.collectives import (
 from jboost.entry.collectives import (
     total as add_up,
 )
-from jboost.kernels.sums_xla import split_weights
+from jboost.kernels.exact_sums import split_weights
 from jboost.numerics.exact import sum_each, sum_guessed
 from jboost.trees.rounding import measure_rows
 

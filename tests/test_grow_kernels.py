@@ -18,17 +18,17 @@ from jboost.boosting.round import weigh_rows
 from jboost.boosting.round_programs import take_parts
 from jboost.codes.codes import DenseCodes, pack_codes
 from jboost.entry.context import use_implementation
-from jboost.kernels import code_operands, grow_cpu, levels_cpu, library
+from jboost.kernels import binning_cpu, calls, grow_cpu, levels_cpu
 from jboost.numerics.exact import choose_scale, quantize, sum_rows
 from jboost.numerics.random import sample
 from jboost.trees.limits import TreeLimits
 from jboost.trees.splitting import UNBOUNDED, ValueLimits
 
 pytestmark = pytest.mark.skipif(
-    not library.available(), reason="the kernels were not built"
+    not calls.available(), reason="the kernels were not built"
 )
 WORDS = jnp.array([3, 5], jnp.uint32)
-BEST = library.ISAS.index(library.best_isa()) if library.available() else 0
+BEST = calls.ISAS.index(calls.best_isa()) if calls.available() else 0
 DEFAULT = TreeLimits()
 COUNTED = TreeLimits(min_child_samples=20)
 SAMPLED = TreeLimits(
@@ -36,14 +36,14 @@ SAMPLED = TreeLimits(
 )  # fmt: skip
 
 
-ISAS = library.ISAS[: BEST + 1]
+ISAS = calls.ISAS[: BEST + 1]
 
 
 @pytest.fixture(params=ISAS)
 def isa(request):
-    library.set_isa(request.param)
+    calls.set_isa(request.param)
     yield request.param
-    library.set_isa(library.best_isa())
+    calls.set_isa(calls.best_isa())
 
 
 def make_rows(num_rows, num_features, num_bins, missing=0.0, bag=1.0, uniform=False):
@@ -176,9 +176,9 @@ def test_constrained_trees_are_those_of_plain_xla(name):
     expected = grow(rows, limits, "xla", **sizes)
     assert len(np.unique(expected[0].bounds)) > 4
     for name in ISAS:
-        library.set_isa(name)
+        calls.set_isa(name)
         chex.assert_trees_all_equal(grow(rows, limits, "cpu", **sizes), expected)
-    library.set_isa(library.best_isa())
+    calls.set_isa(calls.best_isa())
 
 
 def test_at_most_so_many_nodes_as_rows_allow():
@@ -210,7 +210,7 @@ def test_packing_rows():
         columns = np.random.default_rng(0).integers(0, 256, (features, rows))
         columns = jnp.asarray(columns, jnp.uint8)
         packed = np.asarray(pack_codes(DenseCodes(columns), 256).packed)
-        blocks, _, width = code_operands.packed_shape(features, rows)
+        blocks, _, width = binning_cpu.packed_shape(features, rows)
         expected = np.zeros((blocks * width, rows), np.uint8)
         expected[:features] = columns
         expected = expected.reshape(blocks, width, rows).transpose(0, 2, 1)
@@ -242,7 +242,7 @@ def test_words_hold_the_rounded_rows(num_rows, uniform, isa):
     )  # fmt: skip
     packed, order, _ = rows
     sums = jnp.zeros((1, 2 if uniform else 3, 1, 2), jnp.int32)
-    codes, root = code_operands.pack(columns, 2), jnp.zeros(1, jnp.int32)
+    codes, root = binning_cpu.pack(columns, 2), jnp.zeros(1, jnp.int32)
     sums = levels_cpu.sum_slots(codes, rows, jnp.int32(1), root, sums)
     expected = channels[np.asarray(in_bag)].astype(np.int64)
     expected = (expected[:, 1] << 32) + expected[:, 0]
@@ -380,14 +380,14 @@ threads = os.environ.get("CORES")
 if threads and hasattr(os, "sched_setaffinity"):
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: int(threads)])
 import hashlib, numpy as np, jax, jboost as jb
-from jboost.kernels import library
+from jboost.kernels import calls
 rng = np.random.default_rng(0)
 x = rng.normal(size=(40000, 6)).astype(np.float32)
 y = (x[:, 0] * x[:, 1] + rng.normal(size=40000)).astype(np.float32)
 print(jb.implementations()["instructions"])
-best = library.ISAS.index(library.best_isa())
-for isa in library.ISAS[: best + 1]:
-    library.set_isa(isa)
+best = calls.ISAS.index(calls.best_isa())
+for isa in calls.ISAS[: best + 1]:
+    calls.set_isa(isa)
     model, _ = jb.fit(x, y, num_rounds=5, subsample=0.7, seed=3)
     score = jb.predict(model, x)
     leaves = [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves((model, score))]
@@ -399,7 +399,7 @@ def test_the_same_bytes_for_any_threads_and_instructions():
     """The environment says with which instructions a process begins."""
     first, *one = run_alone(TRAIN, CORES="1", JBOOST_ISA="baseline").split()
     begun, *two = run_alone(TRAIN, CORES="2", JBOOST_ISA="").split()
-    assert (first, begun) == ("baseline", library.best_isa())
+    assert (first, begun) == ("baseline", calls.best_isa())
     assert len(one) == len(two) == len(ISAS)
     assert len({*one, *two}) == 1
 
@@ -521,12 +521,12 @@ def test_training_on_two_devices_under_shard_map():
 
 def test_kernels_are_what_runs_on_a_cpu():
     rows = make_rows(300, 3, 16)
-    for implementation, calls in [("xla", False), ("cpu", True), (None, True)]:
+    for implementation, expected in [("xla", False), ("cpu", True), (None, True)]:
         grow = partial(
             grow_levels, max_depth=2, num_bins=16, implementation=implementation
         )
         text = jax.jit(grow).lower(*rows, DEFAULT).as_text()
-        assert ("jboost_grow" in text) == calls
+        assert ("jboost_grow" in text) == expected
 
 
 def test_implementations_tell_what_is_used(isa):
@@ -539,13 +539,13 @@ def test_an_unknown_implementation_or_instruction_set_is_refused():
     with pytest.raises(ValueError, match=r"implementation .*'gpu'"):
         jb.fit(np.ones((4, 1)), np.ones(4), num_rounds=1, implementation="gpu")
     with pytest.raises(ValueError, match=r"JBOOST_ISA .*'sse9'"):
-        library.set_isa("sse9")
+        calls.set_isa("sse9")
 
 
 WITHOUT = """
 import warnings
-from jboost.kernels import library
-library._library = None  # as if it had not been built
+from jboost.kernels import calls
+calls.LIBRARY = None  # as if it had not been built
 import numpy as np, jboost as jb
 with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")

@@ -14,10 +14,10 @@ from test_predict_kernels import make_model, make_rows
 import jboost as jb
 from jboost.entry import programs
 from jboost.entry.context import current_implementation, use_implementation
-from jboost.kernels import library
+from jboost.kernels import calls
 from jboost.numerics.exact import sum_rows
 
-pytestmark = pytest.mark.skipif(not library.available(), reason="no CPU kernels")
+pytestmark = pytest.mark.skipif(not calls.available(), reason="no CPU kernels")
 MODEL, X = make_model(4, 3, 5), jnp.asarray(make_rows(40, 5))
 Y = np.arange(40, dtype=np.float32) % 7
 BINNED = jb.apply_bins(jb.fit_bins(X), X)

@@ -12,10 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jboost.kernels import cart_cpu, grow_cpu, library
+from jboost.kernels import calls, cart_cpu, grow_cpu
 
 pytestmark = pytest.mark.skipif(
-    not library.available(), reason="the kernels were not built"
+    not calls.available(), reason="the kernels were not built"
 )
 SANITIZED = any(name in os.environ for name in ("ASAN_OPTIONS", "TSAN_OPTIONS"))
 
@@ -30,7 +30,11 @@ def like(array):
 
 def run(name, results, operands, aliases=None, **attributes):
     operands = [jnp.asarray(each) for each in operands]
-    values = library.call(name, results, *operands, aliases=aliases, **attributes)
+    results, structure = jax.tree.flatten(results)
+    for operand, result in (aliases or {}).items():
+        results[result] = operands[operand]
+    results = jax.tree.unflatten(structure, results)
+    values = calls.call(name, results, *operands, **attributes)
     return jax.block_until_ready(values)
 
 
@@ -213,7 +217,7 @@ def grow(entries=(), more=(), **changed):
     ]  # fmt: skip
     results = tuple(jax.ShapeDtypeStruct(*shape) for shape in shapes)
     operands = (*operands.values(), *entries, *more)
-    return jax.jit(lambda *a: library.call("grow", results, *a, **sizes))(*operands)
+    return jax.jit(lambda *a: calls.call("grow", results, *a, **sizes))(*operands)
 
 
 def test_trees_are_grown_only_from_codes_that_are_there():
@@ -273,7 +277,7 @@ def test_a_lack_of_memory_is_an_error_and_not_the_end():
         weight = np.ones(num_rows).view(np.uint32).reshape(num_rows, 2)
         cuts = jax.ShapeDtypeStruct((2, 6), np.float32)
         results = cuts, cuts, jax.ShapeDtypeStruct((2,), np.int32)
-        return lambda: library.call_on_host(
+        return lambda: calls.call_on_host(
             "find_cuts", results, matrix, weight, max_bins=8
         )
 
@@ -291,7 +295,7 @@ def test_memory_of_a_refused_call_is_released():
     memory = weakref.ref(result)
     operands = np.ones((5, 3), np.float32), np.ones((2, 3), np.float32)
     with pytest.raises(Exception, match="jboost kernel: "):
-        library.call_on_host("find_codes", like(result), *operands, into=(result,))
+        calls.call_on_host("find_codes", (result,), *operands)
     del result
     gc.collect()
     assert memory() is None
@@ -307,12 +311,9 @@ def test_scratch_memory_is_kept_for_the_next_call_and_then_freed():
     )  # fmt: skip
     nodes = [np.empty(3, dtype) for dtype in (np.int32, np.int32, bool)]
     into = (*nodes, np.empty(num_rows, np.int32))
-    shapes = tuple(jax.ShapeDtypeStruct(each.shape, each.dtype) for each in into)
 
     def grow_again():  # takes a block of 80 MB, more than malloc keeps
-        library.call_on_host(
-            "grow", shapes, *operands.values(), into=into, **GROW_SIZES
-        )
+        calls.call_on_host("grow", into, *operands.values(), **GROW_SIZES)
 
     grow_again()  # starts the threads
     with grow_cpu.keep_scratch():

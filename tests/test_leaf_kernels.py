@@ -15,14 +15,14 @@ import pytest
 
 from jboost.entry.collectives import Shards, use_shards
 from jboost.entry.context import use_implementation
-from jboost.kernels import library
+from jboost.kernels import calls
 from jboost.numerics.exact import sum_changes, sum_channels
 from jboost.trees.leaf_operations import add_values, find_range, middle_minimizers
 
 pytestmark = pytest.mark.skipif(
-    not library.available(), reason="the kernels were not built"
+    not calls.available(), reason="the kernels were not built"
 )
-BEST = library.ISAS.index(library.best_isa()) if library.available() else 0
+BEST = calls.ISAS.index(calls.best_isa()) if calls.available() else 0
 SIZES = [(1, 1), (257, 3), (5003, 64), (70_001, 1), (131_072, 1024), (200_003, 7)]
 WEIGHTS = {
     "one": np.ones,
@@ -32,11 +32,11 @@ WEIGHTS = {
 }
 
 
-@pytest.fixture(params=library.ISAS[: BEST + 1])
+@pytest.fixture(params=calls.ISAS[: BEST + 1])
 def isa(request):
-    library.set_isa(request.param)
+    calls.set_isa(request.param)
     yield request.param
-    library.set_isa(library.best_isa())
+    calls.set_isa(calls.best_isa())
 
 
 def make(num_rows, num_groups):
@@ -399,8 +399,8 @@ def test_wrong_shapes_are_refused():
     group = jnp.zeros(4, jnp.int32)
     result = jax.ShapeDtypeStruct((1, 3), jnp.float32)
     with pytest.raises(Exception, match="channels must be float32"):
-        library.call("sum_by_group", result, group, jnp.zeros(5)).block_until_ready()
+        calls.call("sum_by_group", result, group, jnp.zeros(5)).block_until_ready()
     with pytest.raises(Exception, match="must be"):
-        library.call(
+        calls.call(
             "add_values", result, jnp.zeros((1, 3)), jnp.zeros((2, 3)), group[None, :3]
         ).block_until_ready()

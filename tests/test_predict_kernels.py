@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 
 import jboost as jb
-from jboost.kernels import library, shap_cpu
+from jboost.kernels import calls
+from jboost.kernels.prediction import borrow_rows
 
-if not library.available():
+if not calls.available():
     pytest.skip("the kernels were not built", allow_module_level=True)
 
-ISAS = library.ISAS[: library.ISAS.index(library.best_isa()) + 1]
+ISAS = calls.ISAS[: calls.ISAS.index(calls.best_isa()) + 1]
 # Whether the call is made at once or later.
 REFUSALS = ValueError, jax.errors.JaxRuntimeError
 OPERATIONS = (jb.predict, jb.staged_predict, jb.leaf_indices)
@@ -31,10 +32,10 @@ LARGE = 2**18 + 5000  # cells of x: more than are copied
 
 @pytest.fixture(params=ISAS)
 def isa(request):
-    before = library.current_isa()
-    library.set_isa(request.param)
+    before = calls.current_isa()
+    calls.set_isa(request.param)
     yield request.param
-    library.set_isa(before)
+    calls.set_isa(before)
 
 
 def make_model(num_rounds, max_depth, num_features, num_scores=1, distinct=200, seed=0):
@@ -231,7 +232,7 @@ def test_rows_begin_anywhere_in_a_line(offset, order, isa):
     flat = memory[start : start + rows.size]
     x = flat.reshape(rows.shape) if order == "C" else flat.reshape(3, -1).T
     x[:] = rows
-    borrowed = shap_cpu.borrow_rows(x)
+    borrowed = borrow_rows(x)
     np.testing.assert_array_equal(borrowed.matrix(), rows)
     for operation in OPERATIONS:
         expected = operation(model, rows, implementation="xla")
@@ -241,7 +242,7 @@ def test_rows_begin_anywhere_in_a_line(offset, order, isa):
 @pytest.mark.parametrize("order", "CF")
 def test_large_memory_is_not_copied(order):
     x = np.asarray(make_rows(LARGE // 5, 5), order=order)
-    borrowed = shap_cpu.borrow_rows(x)
+    borrowed = borrow_rows(x)
     assert np.shares_memory(borrowed.values, x)
     assert borrowed.values.ctypes.data == x.ctypes.data
 
@@ -491,14 +492,14 @@ def call(how, **changes):
         ("left_child", (2, 1, 3)), ("left_child", (2, 3)),
     ],
 )  # fmt: skip
-@pytest.mark.parametrize("how", [library.call, library.call_on_host])
+@pytest.mark.parametrize("how", [calls.call, calls.call_on_host])
 def test_shapes_that_do_not_fit_are_refused(name, shape, how):
     assert call(how).shape == (5, 1)
     with pytest.raises(REFUSALS, match="jboost kernel"):
         call(how, **{name: shape})
 
 
-@pytest.mark.parametrize("how", [library.call, library.call_on_host])
+@pytest.mark.parametrize("how", [calls.call, calls.call_on_host])
 def test_rounds_have_one_tree_or_one_for_each_score(how):
     sizes = dict(leaf_value=(2, 3, 4), init_score=(3,), scores=(5, 3))
     assert call(how, **sizes).shape == (5, 3)

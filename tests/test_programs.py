@@ -17,7 +17,7 @@ from test_predict_kernels import make_model, make_rows
 
 import jboost as jb
 from jboost.entry import programs as executables
-from jboost.kernels import library, ready_cpu
+from jboost.kernels import calls, prediction
 from jboost.model import ensemble
 from jboost.streams.folders import added_bytes
 from jboost.trees.tree import LeafSums
@@ -57,7 +57,7 @@ OPERATIONS = {
 @needs_cpu_kernels
 @pytest.mark.parametrize("run", OPERATIONS.values(), ids=OPERATIONS)
 def test_no_program_depends_on_the_number_of_rows(run):
-    for repeated in (ready_cpu._find_kind, ensemble._find_shape):
+    for repeated in (prediction._find_kind, ensemble._find_shape):
         repeated.cache_clear()  # other tests may have repeated a size
     run(ROWS[:3])
     with Compilations() as compilations:
@@ -262,9 +262,9 @@ def test_interrupted_calls_keep_their_memory(monkeypatch, where):
             raise KeyboardInterrupt
         return Running()
 
-    monkeypatch.setattr(library, "_relay", relay)
-    monkeypatch.setattr(library, "_abandoned", [])
+    monkeypatch.setattr(calls, "_relay", relay)
+    monkeypatch.setattr(calls, "_abandoned", [])
     many = np.tile(ROWS, (20, 1))  # few rows need no threads of JAX
     with pytest.raises(KeyboardInterrupt):
         jb.predict(MODEL, many)
-    assert len(waits) == 2 or len(library._abandoned) == 1
+    assert len(waits) == 2 or len(calls._abandoned) == 1

@@ -19,7 +19,7 @@ from tables import ROWS, SMALL, make_regression, squared_distance
 
 import jboost as jb
 from jboost.interchange.linked import build_ensemble
-from jboost.kernels import library
+from jboost.kernels import calls
 from jboost.model.ensemble import Links
 from jboost.model.nodes import Nodes
 from jboost.tables.categories import Categories
@@ -370,16 +370,16 @@ def test_deep_trees(implementation, num_features, depth):
 @pytest.mark.parametrize("kind", ["heaps", "linked", "categories"])
 def test_instruction_sets_give_the_same_bits(kind):
     model, x = make_model(kind, shape=(5, 1)), make_rows(kind, 77)
-    before, found = library.current_isa(), []
-    for isa in library.ISAS[: library.ISAS.index(library.best_isa()) + 1]:
-        library.set_isa(isa)
+    before, found = calls.current_isa(), []
+    for isa in calls.ISAS[: calls.ISAS.index(calls.best_isa()) + 1]:
+        calls.set_isa(isa)
         found.append(
             (
                 jb.shap_values(model, x).values,
                 jb.explanation.shap_interactions(model, x),
             )
         )
-    library.set_isa(before)
+    calls.set_isa(before)
     for other in found[1:]:
         chex.assert_trees_all_equal(other, found[0])
 

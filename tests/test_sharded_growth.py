@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 from jboost.codes.codes import DenseCodes
 from jboost.entry.collectives import Shards, use_shards
 from jboost.entry.context import use_implementation
-from jboost.kernels import levels_cpu, library
+from jboost.kernels import calls, levels_cpu
 from jboost.trees.category_splits import CategoryLimits
 from jboost.trees.grow import grow_levels
 from jboost.trees.limits import TreeLimits
@@ -98,7 +98,7 @@ def pad(array, sizes):
     )
 
 
-@pytest.mark.skipif(not library.available(), reason="the kernels were not built")
+@pytest.mark.skipif(not calls.available(), reason="the kernels were not built")
 @pytest.mark.parametrize("name", CASES)
 def test_shards_grow_the_tree_of_one_device(name):
     case = CASES[name]
@@ -138,7 +138,7 @@ def test_shards_grow_the_tree_of_one_device(name):
     assert name == "few rows" or len(np.unique(leaf)) > 5
 
 
-@pytest.mark.skipif(not library.available(), reason="the kernels were not built")
+@pytest.mark.skipif(not calls.available(), reason="the kernels were not built")
 def test_each_level_exchanges_only_its_nodes():
     """One histogram for the root, then half of the nodes of each level."""
     counts = [levels_cpu.count_pairs(level, 16) for level in range(7)]

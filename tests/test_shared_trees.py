@@ -12,7 +12,7 @@ from implementations import IMPLEMENTATIONS, needs_cpu_kernels
 from shared_models import KINDS, expand, make_model, make_rows, share
 
 import jboost as jb
-from jboost.kernels import library
+from jboost.kernels import calls
 from jboost.training.record import append_rounds
 
 OPERATIONS = (jb.predict, jb.staged_predict)
@@ -61,23 +61,23 @@ def test_plain_xla_finds_the_same_bits(kind):
 
 
 @needs_cpu_kernels
-@pytest.mark.parametrize("isa", library.ISAS)
+@pytest.mark.parametrize("isa", calls.ISAS)
 @pytest.mark.parametrize("num_scores", [2, 7, 12, 40])
 @pytest.mark.parametrize("kind", ["shallow", "deep", "linked"])
 def test_each_instruction_set_adds_all_scores(isa, kind, num_scores):
-    if library.ISAS.index(isa) > library.ISAS.index(library.best_isa()):
+    if calls.ISAS.index(isa) > calls.ISAS.index(calls.best_isa()):
         pytest.skip("the processor lacks it")
     x, model = make_rows(700), make_model(kind, num_scores)
     model = append_rounds(append_rounds(model, model), append_rounds(model, model))
     expected = jb.staged_predict(expand(model), x, implementation="xla")
-    before = library.current_isa()
-    library.set_isa(isa)
+    before = calls.current_isa()
+    calls.set_isa(isa)
     try:
         assert_same(jb.predict(model, x), expected[-1])
         assert_same(jb.staged_predict(model, x), expected)
         assert_same(jb.predict(model, x[:20]), expected[-1, :20])
     finally:
-        library.set_isa(before)
+        calls.set_isa(before)
 
 
 def test_sparse_rows_offsets_and_links_of_losses():

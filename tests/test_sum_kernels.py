@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from jboost.entry.context import use_implementation
-from jboost.kernels import leaves_cpu, library, reduce_cpu, sums_xla
+from jboost.kernels import calls, exact_sums
 from jboost.numerics.exact import sum_channels, sum_rows
 
 pytestmark = pytest.mark.skipif(
-    not library.available(), reason="the kernels were not built"
+    not calls.available(), reason="the kernels were not built"
 )
 ODD = {"finite": (), "infinite": (jnp.inf,), "both": (jnp.inf, -jnp.inf, jnp.nan)}
 SIZES = (0, 1, 70_001, 5)  # of the parts; the last one has only zeros
@@ -64,10 +64,10 @@ def join(digits):
 
 @jax.jit
 def join_sums(digits, greatest):
-    return sums_xla.join_digits(sums_xla.carry(digits), greatest)
+    return exact_sums.join_digits(exact_sums.carry(digits), greatest)
 
 
-choose_unit = jax.jit(sums_xla.choose_unit)
+choose_unit = jax.jit(exact_sums.choose_unit)
 
 
 @pytest.mark.parametrize("repeated", [False, True])
@@ -75,15 +75,15 @@ choose_unit = jax.jit(sums_xla.choose_unit)
 def test_sums_of_rows(odd, repeated):
     values, (times, own_times) = make_values(3, ODD[odd]), make_times(repeated)
     parts = [jnp.asarray(part) for part in split(values)]
-    sizes, others = zip(*map(reduce_cpu.find_greatest, parts), strict=True)
+    sizes, others = zip(*map(exact_sums.find_greatest_natively, parts), strict=True)
     greatest = find_most(sizes)
     finite = np.where(np.isfinite(values), values, 0)
     np.testing.assert_array_equal(greatest, np.abs(finite).max(axis=1))
     up = choose_unit(greatest)[0]
     wanted = [multiples(row, each, times) for row, each in zip(values, up, strict=True)]
-    for kernels in (reduce_cpu, sums_xla):
+    for add in (exact_sums.sum_digits_natively, exact_sums.sum_digits):
         digits = sum(
-            jax.jit(kernels.sum_digits)(part, greatest, own)
+            jax.jit(add)(part, greatest, own)
             for part, own in zip(parts, own_times, strict=True)
         )
         assert join(digits).tolist() == wanted
@@ -105,9 +105,9 @@ def test_sums_by_group(odd, repeated):
     groups = [jnp.asarray(part) for part in split(group)]
     parts = [[jnp.asarray(row) for row in part] for part in split(values)]
     found = [
-        jax.jit(partial(leaves_cpu.find_greatest, num_groups=num_groups))(
-            own, None, *part
-        )
+        jax.jit(
+            partial(exact_sums.find_group_greatest_natively, num_groups=num_groups)
+        )(own, None, *part)
         for own, part in zip(groups, parts, strict=True)
     ]
     sizes, others = zip(*found, strict=True)
@@ -120,7 +120,7 @@ def test_sums_by_group(odd, repeated):
         (group == g, None if times is None else times[group == g])
         for g in range(num_groups)
     ]
-    for add in (leaves_cpu.sum_digits, sums_xla.sum_group_digits):
+    for add in (exact_sums.sum_group_digits_natively, exact_sums.sum_group_digits):
         digits = sum(
             jax.jit(partial(add, num_groups=num_groups))(own, greatest, number, *part)
             for own, number, part in zip(groups, own_times, parts, strict=True)

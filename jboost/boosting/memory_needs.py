@@ -13,7 +13,7 @@ import numpy as np
 from jboost.boosting.settings import Settings
 from jboost.entry.context import runs_on_cpu
 from jboost.entry.memory import require_memory
-from jboost.kernels.code_operands import packed_shape
+from jboost.kernels.binning_cpu import packed_shape
 from jboost.kernels.library import may_run
 
 _MOST_CELLS = 2**31

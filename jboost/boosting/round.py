@@ -37,8 +37,8 @@ from jboost.boosting.state import (
     estimate_parameters,
 )
 from jboost.kernels import grow_cpu
+from jboost.kernels.exact_sums import split_weights
 from jboost.kernels.library import choose
-from jboost.kernels.sums_xla import split_weights
 from jboost.numerics.derivatives import round_alone, weigh, without_derivatives
 from jboost.numerics.exact import sum_channels, sum_tables
 from jboost.objective.curvature import information_triangles, round_seed
@@ -60,7 +60,7 @@ def shaping_derivatives(
     """Returns gradient and curvature of every row as a tree's splits see them.
 
     The last result is how many times each row counts, 0 for rows outside the bag; see
-    :func:`jboost.kernels.sums_xla.split_weights`.
+    :func:`jboost.kernels.exact_sums.split_weights`.
     """
     in_bag = plan.in_bag if shape.known is None else plan.in_bag & shape.known
     rows = in_bag, data.weights, shape.gradient, shape.curvature, shape.mean

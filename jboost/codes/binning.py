@@ -35,6 +35,7 @@ from jboost.entry.messages import warn_user
 from jboost.entry.programs import compiled
 from jboost.kernels import binning_cpu, library
 from jboost.kernels.binning_cpu import MOST_BINS
+from jboost.kernels.calls import call_on_host, host
 from jboost.numerics.floats import flush_denormals
 from jboost.tables.categories import Categories, check_values, encode
 from jboost.tables.frames import Frame, read_frame, read_values
@@ -282,7 +283,8 @@ def apply_bins(
         matrix = encode(bins.categories, matrix)
     if _is_on_host(bins, matrix):
         thresholds = np.asarray(bins.thresholds, np.float32)
-        return jax.device_put(binning_cpu.find_codes_on_host(thresholds, matrix))
+        found = binning_cpu.find_codes(thresholds, matrix, call_on_host)
+        return jax.device_put(found)
     codes = compiled(_apply_bins)(bins.thresholds, matrix)
     # The program may read x where it lies, and the caller may change it.
     return codes if isinstance(x, jax.Array) else jax.block_until_ready(codes)
@@ -323,7 +325,7 @@ def bin_columns(
     columns, packed = binning_cpu.find_columns(thresholds, np.asarray(matrix), total)
     if not on_cpu:
         return DenseCodes(jax.device_put(columns))
-    with jax.default_device(library.host()):
+    with jax.default_device(host()):
         return DenseCodes(*jax.device_put((columns, packed)))
 
 

@@ -16,8 +16,8 @@ from jaxtyping import Array, Int32, Shaped, UInt8, UInt16, UInt32
 
 from jboost.entry.context import current_implementation
 from jboost.entry.messages import show_fields
-from jboost.kernels import code_operands, levels_cuda, sparse_xla, xla
-from jboost.kernels.code_operands import CodeOperands
+from jboost.kernels import binning_cpu, levels_cuda, xla
+from jboost.kernels.binning_cpu import CodeOperands
 from jboost.kernels.library import choose, may_run
 
 
@@ -70,7 +70,7 @@ class DenseCodes:
         """Adds the codes by row, unless they are there; runs on a CPU only."""
         if self.packed is not None:
             return self
-        return replace(self, packed=code_operands.pack(self.columns, num_bins))
+        return replace(self, packed=binning_cpu.pack(self.columns, num_bins))
 
     def row_codes(self, feature: Int32[Array, " N"]) -> Int32[Array, " N"]:
         """Returns the code of each row i in feature ``feature[i]``."""
@@ -157,9 +157,23 @@ class SparseCodes:
         return self
 
     def row_codes(self, feature: Int32[Array, " N"]) -> Int32[Array, " N"]:
-        """Returns the code of each row i in feature ``feature[i]``."""
-        arrays = self.starts, self.rows, self.codes, self.absent
-        return sparse_xla.row_codes(*arrays, feature)
+        """Returns the code of each row i in feature ``feature[i]``, by bisection."""
+        row = jnp.arange(feature.shape[0], dtype=jnp.int32)
+        last = self.rows.shape[0] - 1
+        end = self.starts[feature + 1]
+
+        def halve(_, bounds):
+            low, high = bounds
+            middle = low + ((high - low) >> 1)
+            before = (self.rows[jnp.minimum(middle, last)] < row) & (low < high)
+            return jnp.where(before, middle + 1, low), jnp.where(before, high, middle)
+
+        steps, bounds = (last + 1).bit_length(), (self.starts[feature], end)
+        position, _ = jax.lax.fori_loop(0, steps, halve, bounds)
+        entry = jnp.minimum(position, last)
+        stored = (position < end) & (self.rows[entry] == row)
+        code = jnp.where(stored, self.codes[entry], self.absent[feature])
+        return code.astype(jnp.int32)
 
     def histogram(
         self,
@@ -169,10 +183,31 @@ class SparseCodes:
         num_nodes: int,
         num_bins: int,
     ) -> Int32[Array, "M F B C"]:
-        """Sums channels by node, feature and code, in plain XLA."""
-        arrays = self.starts, self.rows, self.codes, self.absent
-        sizes = dict(num_nodes=num_nodes, num_bins=num_bins)
-        return sparse_xla.histogram(*arrays, channels, node, **sizes)
+        """Sums channels by node, feature and code, in plain XLA.
+
+        Entries that are not stored sum to the node's total minus the sum of the stored
+        ones, which is exact in integers.
+        """
+        num_features, num_channels = self.num_features, channels.shape[1]
+        inside = (node >= 0) & (node < num_nodes)
+        channels = jnp.where(inside[:, None], channels, 0)
+        node = jnp.where(inside, node, 0)
+        # The feature of each entry; F for padding.
+        num_entries = self.rows.shape[0]
+        ends = jnp.zeros(num_entries + 1, jnp.int32).at[self.starts[1:]].add(1)
+        feature = jnp.cumsum(ends)[:num_entries]
+        real = feature < num_features
+        cell = (node[self.rows] * num_features + feature) * num_bins
+        cell = cell + self.codes.astype(jnp.int32)
+        stored = xla.segment_sum(
+            jnp.where(real[:, None], channels[self.rows], 0),
+            jnp.where(real, cell, 0),
+            num_nodes * num_features * num_bins,
+        ).reshape(num_nodes, num_features, num_bins, num_channels)
+        total = xla.segment_sum(channels, node, num_nodes)
+        rest = total[:, None] - jnp.sum(stored, axis=2, dtype=stored.dtype)
+        every = jnp.arange(num_features, dtype=jnp.int32)
+        return stored.at[:, every, self.absent.astype(jnp.int32)].add(rest)
 
     child_histogram = histogram  # looks at every stored entry, however few rows count
 
@@ -190,10 +225,12 @@ def pack_codes(codes: Codes, num_bins: int) -> Codes:
         return codes
 
     def nothing(columns):  # programs for other platforms return the same shapes
-        shape = code_operands.packed_shape(*columns.shape)
+        shape = binning_cpu.packed_shape(*columns.shape)
         return jnp.zeros(shape, columns.dtype)
 
-    pack = partial(code_operands.pack, num_bins=num_bins)
-    pack_on_gpu = partial(levels_cuda.pack, num_bins=num_bins)
-    run = choose(cpu=pack, cuda=pack_on_gpu if small else None, xla=nothing)
+    run = choose(
+        cpu=partial(binning_cpu.pack, num_bins=num_bins),
+        cuda=partial(levels_cuda.pack, num_bins=num_bins) if small else None,
+        xla=nothing,
+    )
     return replace(codes, packed=run(codes.columns))

@@ -12,6 +12,7 @@ from jaxtyping import Float, Int
 from jboost.entry.context import current_implementation
 from jboost.entry.messages import show
 from jboost.kernels import binning_cpu, library
+from jboost.kernels.calls import host
 from jboost.numerics.floats import flush_denormals
 from jboost.tables.sparse import Absent, SparseMatrix
 
@@ -124,7 +125,7 @@ def find_dense_thresholds(
 ) -> list[Float[np.ndarray, " _"]]:
     """Finds the thresholds of each feature, without the final +inf."""
     small = current_implementation() is None and matrix.size <= _FEW_VALUES
-    if not library.may_run() or library.host() is None or small:
+    if not library.may_run() or host() is None or small:
         cuts = [find_cuts(column, weight, max_bins) for column in matrix.T]
         return [midpoints(low, high) for low, high in cuts]
     low, high, sizes = binning_cpu.find_cuts(matrix, weight, max_bins)

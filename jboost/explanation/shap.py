@@ -28,10 +28,9 @@ from jboost.entry.decorators import traceable
 from jboost.entry.memory import require_memory
 from jboost.entry.messages import show_fields
 from jboost.entry.programs import compiled
-from jboost.kernels import shap_cpu
+from jboost.kernels.calls import call, call_on_host, floats
 from jboost.kernels.library import choose, takes_implementation
-from jboost.kernels.predict_cpu import Rows, Trees, as_rows
-from jboost.kernels.shap_cpu import borrow_rows
+from jboost.kernels.prediction import Rows, Trees, as_rows, borrow_rows, run_trees
 from jboost.model.ensemble import Model, read_model
 from jboost.model.preparing import prepare
 from jboost.model.scores import code_columns, read_trees, to_host
@@ -43,6 +42,7 @@ from jboost.tables.offsets import read_offset
 from jboost.tables.sparse import is_sparse
 
 _BLOCK_CELLS = 2**21  # numbers in one array of a block of rows: 8 MiB
+_DEEPEST = 255  # kMaxShapDepth
 
 
 class Points(NamedTuple):
@@ -114,14 +114,23 @@ def explain(
         )
 
     def on_cpu(rows, trees, leaf_value, cover):
-        return shap_cpu.explain(
-            rows, trees, leaf_value, cover, *points, max_depth=max_depth, pairs=pairs
-        )
+        leaves = leaf_value, cover
+        return _run_kernel(call, rows, trees, leaves, points, max_depth, pairs)
 
     # The CPU kernels recurse over the tree, which limits its depth.
-    deep = max_depth > shap_cpu.DEEPEST
+    deep = max_depth > _DEEPEST
     run = in_xla if deep else choose(cpu=on_cpu, xla=in_xla)
     return run(rows, trees, leaf_value, cover)
+
+
+def _run_kernel(run, rows, trees, leaves, points, max_depth, pairs):
+    """Computes :func:`explain` by native/shap.h, up to rounding."""
+    features = [rows.num_features] * (1 + pairs)
+    result = floats(rows.num_rows, *features, leaves[0].shape[1])
+    values = *leaves, *points
+    return run_trees(
+        run, "shap", result, rows, trees, values, max_depth, pairs=int(pairs)
+    )
 
 
 def _explain_in_xla(rows, trees, leaves, points, *, max_depth, pairs):
@@ -581,7 +590,7 @@ def _explain(model, x, *, pairs):
         f"the result of shape {tuple(sizes)}",
         "pass x in parts",
     )
-    if task.on_host and model.max_depth <= shap_cpu.DEEPEST:
+    if task.on_host and model.max_depth <= _DEEPEST:
         found = _explain_on_host(task.model, borrow_rows(task.rows), pairs)
     else:
         found = compiled(_explain_matrix, pairs)(task.model, task.rows)
@@ -614,9 +623,9 @@ def _explain_on_host(model, rows, pairs):
     if rows.codes is not None:
         rows = borrow_rows(np.asarray(code_columns(rows)).T)
     points = make_points(model.max_depth, rows.num_features)
-    found = shap_cpu.explain(
-        rows, trees, model.leaf_value, model.sums.weight, *points,
-        max_depth=model.max_depth, pairs=pairs,
+    found = _run_kernel(
+        call_on_host, rows, trees, (model.leaf_value, model.sums.weight), points,
+        model.max_depth, pairs,
     )  # fmt: skip
     return found[..., 0] if model.init_score.ndim == 0 else found
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from jboost.kernels.library import find_address
+from jboost.kernels.calls import find_address
 
 _MOST = 2**32  # no limit on rows or levels is greater in effect
 

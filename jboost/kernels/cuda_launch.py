@@ -2,7 +2,8 @@
 """Launches CUDA kernels from JAX programs.
 
 In: the name of a kernel of the folder cuda/, operands, a grid. Out: the results. The
-kernels must have been loaded; see :mod:`jboost.kernels.cuda_ready`.
+kernels must have been loaded; see :func:`jboost.kernels.library.are_ready`, which tries
+the simplest of them, ``sum_keys``.
 """
 
 from functools import cache
@@ -12,15 +13,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.custom_batching import custom_vmap
+from jaxtyping import Array, Int32
 
 from jboost.entry.context import vary
-from jboost.kernels.loading import find_handler
+from jboost.kernels.calls import find_handler, ints
 
 SHARED_BYTES = 96 * 1024  # bytes per block; every GPU since 2020 has this much
 THREADS = 512
 PROCESSORS = 132  # multiprocessors of an H100
 BLOCKS = 2 * PROCESSORS  # in flight
+INT = 4  # bytes
+LANES = 32  # the lanes of a warp
 _MOST_MEMBERS = 65_535  # members of a batch in one launch
+_MOST_BYTES = 48 * 1024  # the largest table of a block, with its copies
 _HANDLERS = {
     "cpu": "launch_on_host",
     "CUDA": {"initialize": "launch_prepare", "execute": "launch"},
@@ -165,3 +170,27 @@ def divide_rows(num_rows: int, blocks: int, least: int = 4096) -> tuple[int, int
     rows = max(least, -(-num_rows // max(1, blocks)))
     rows = -(-rows // 4) * 4
     return max(1, -(-num_rows // rows)), rows
+
+
+def count_copies(cells: int) -> int:
+    """Returns how many copies of a table fit: a power of two, or 0."""
+    fit = _MOST_BYTES // (max(1, cells) * INT)
+    return min(LANES, 1 << (fit.bit_length() - 1)) if fit else 0
+
+
+def sum_keys(
+    values: Int32[Array, "N C"], keys: Int32[Array, " N"], num_keys: int
+) -> Int32[Array, "G C"]:
+    """Sums rows of ``values`` by key; leaves out keys outside 0 to num_keys - 1."""
+    num_rows, channels = values.shape
+    copies = count_copies(num_keys * channels)
+    blocks, rows = divide_rows(num_rows, BLOCKS)
+    run = Launch(
+        "sum_by_key",
+        (ints(num_keys, channels),),
+        (blocks, 1),
+        (num_rows, channels, num_keys, rows, copies),
+        num_keys * channels * copies * INT,
+        zeroed=(True,),
+    )
+    return launch(run, values, keys)

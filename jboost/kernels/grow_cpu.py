@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Complex64, Float, Int32, UInt8, UInt32
+from jaxtyping import Array, Bool, Float, Int32, UInt32
 
-from jboost.kernels.code_operands import CodeOperands
-from jboost.kernels.library import available, call, find_function
+from jboost.kernels.binning_cpu import CodeOperands
+from jboost.kernels.calls import available, call, find_function, floats, ints
 
 CHUNK = 16384  # kChunk of native/grow.h
 WORD = 32  # kWordBits of native/categories.h
@@ -67,41 +67,18 @@ class GrownTree(NamedTuple):
     left_codes: UInt32[Array, "I W"] | None
 
 
-def split_pairs(
-    pairs: Complex64[Array, " N"], weights: Float[Array, " N"]
-) -> tuple[Float[Array, " N"], Float[Array, " N"], Bool[Array, ""]]:
+def split_pairs(pairs, weights):
     """See :func:`jboost.boosting.round_programs.take_parts`; equal to it."""
-    values = jax.ShapeDtypeStruct(weights.shape, jnp.float32)
+    values = floats(*weights.shape)
     results = values, values, jax.ShapeDtypeStruct((), jnp.bool_)
     return call("split_pairs", results, pairs, weights)
 
 
-def weigh_rows(
-    in_bag: Bool[Array, " N"],
-    weights: Float[Array, " N"],
-    gradient: Float[Array, " N"],
-    curvature: Float[Array, " N"],
-    mean: Float[Array, ""],
-) -> tuple[Float[Array, " N"], Float[Array, " N"], UInt8[Array, " N"]]:
+def weigh_rows(in_bag, weights, gradient, curvature, mean):
     """See :func:`jboost.boosting.round.weigh_rows`; equal to it bit for bit."""
-    shape = weights.shape
-    values = jax.ShapeDtypeStruct(shape, jnp.float32)
-    results = values, values, jax.ShapeDtypeStruct(shape, jnp.uint8)
+    values = floats(*weights.shape)
+    results = values, values, jax.ShapeDtypeStruct(weights.shape, jnp.uint8)
     return call("weigh_rows", results, in_bag, weights, gradient, curvature, mean)
-
-
-def histogram(
-    codes: CodeOperands,
-    channels: Int32[Array, "N C"],
-    node: Int32[Array, " N"],
-    *,
-    num_nodes: int,
-    num_bins: int,
-) -> Int32[Array, "M F B C"]:
-    """See :func:`jboost.trees.histogram.sum_histogram`."""
-    shape = (num_nodes, codes.shape[0], num_bins, channels.shape[1])
-    operands = (codes.codes, channels, node, *codes.entries)
-    return call("histogram", jax.ShapeDtypeStruct(shape, jnp.int32), *operands)
 
 
 def find_leaves(
@@ -114,13 +91,10 @@ def find_leaves(
     left_codes: UInt32[Array, "I W"] | None = None,
 ) -> Int32[Array, " N"]:
     """Finds the leaf of each row; rows with ``skip`` keep the one they have."""
+    tree, rows = (codes.codes, feature, threshold, missing_left), (skip, leaf)
     if left_codes is not None:
-        tree = (feature, threshold, missing_left, left_codes)
-        operands = (codes.codes, *tree, skip, leaf)
-        return call("find_category_leaves", _like(leaf), *operands, aliases={6: 0})
-    operands = (codes.codes, feature, threshold, missing_left, skip, leaf)
-    operands += codes.entries
-    return call("find_leaves", _like(leaf), *operands, aliases={5: 0})
+        return call("find_category_leaves", leaf, tree, left_codes, rows)
+    return call("find_leaves", leaf, tree, rows, codes.entries)
 
 
 def grow_tree(
@@ -145,27 +119,14 @@ def grow_tree(
       categories: a :class:`jboost.trees.category_splits.CategoryLimits`, or None;
         not with sparse codes.
     """
-    nodes, words = 2**sizes.max_depth - 1, -(-sizes.num_bins // WORD)
-    shapes: list[Any] = [
-        ((nodes,), jnp.int32), ((nodes,), jnp.int32), ((nodes,), jnp.bool_),
-        ((codes.shape[1],), jnp.int32),
-    ]  # fmt: skip
-    shapes += [((nodes + 1, 2), jnp.float32)] if values is not None else []
-    shapes += [((nodes, words), jnp.uint32)] if categories is not None else []
-    layouts = (codes.codes,) if codes.entries else (codes.codes, codes.packed)
-    optional = () if values is None else values
-    optional += () if groups is None else (groups,)
-    optional += () if categories is None else categories
-    found = call(
-        "grow", tuple(jax.ShapeDtypeStruct(*shape) for shape in shapes),
-        *layouts, *rows, *limits, *codes.entries, *optional,
-        limited=int(values is not None), grouped=int(groups is not None),
-        categorical=int(categories is not None), **sizes._asdict(),
+    words = None if categories is None else -(-sizes.num_bins // WORD)
+    shapes = _shape_tree(sizes.max_depth, codes.shape[1], values, words)
+    return call(
+        "grow", shapes, codes.codes, None if codes.entries else codes.packed, rows,
+        limits, codes.entries, values, groups, categories, limited=values is not None,
+        grouped=groups is not None, categorical=categories is not None,
+        **sizes._asdict(),
     )  # fmt: skip
-    feature, threshold, missing_left, leaf, *rest = found
-    bounds = rest.pop(0) if values is not None else None
-    left_codes = rest.pop(0) if categories is not None else None
-    return GrownTree(feature, threshold, missing_left, leaf, bounds, left_codes)
 
 
 def grow_sorted_tree(
@@ -186,24 +147,24 @@ def grow_sorted_tree(
       bins: the mass of each row, and the number of bins for the values of a node; None
         to try every value.
     """
-    nodes = 2**sizes.max_depth - 1
-    shapes: list[Any] = [
-        ((nodes,), jnp.int32), ((nodes,), jnp.int32), ((nodes,), jnp.bool_),
-        ((codes[0].shape[1],), jnp.int32),
-    ]  # fmt: skip
-    shapes += [((nodes + 1, 2), jnp.float32)] if values is not None else []
-    optional = () if values is None else values
-    optional += () if groups is None else (groups,)
-    optional += () if bins is None else bins
-    found = call(
-        "grow_sorted", tuple(jax.ShapeDtypeStruct(*shape) for shape in shapes),
-        *codes, *rows, *limits, *optional, limited=int(values is not None),
-        grouped=int(groups is not None), local=int(bins is not None),
-        **sizes._asdict(),
+    shapes = _shape_tree(sizes.max_depth, codes[0].shape[1], values, None)
+    return call(
+        "grow_sorted", shapes, codes, rows, limits, values, groups, bins,
+        limited=values is not None, grouped=groups is not None,
+        local=bins is not None, **sizes._asdict(),
     )  # fmt: skip
-    feature, threshold, missing_left, leaf, *rest = found
+
+
+def _shape_tree(max_depth, num_rows, values, words):
+    nodes = 2**max_depth - 1
+    shape: Any = jax.ShapeDtypeStruct
     return GrownTree(
-        feature, threshold, missing_left, leaf, rest[0] if rest else None, None
+        feature=ints(nodes),
+        threshold=ints(nodes),
+        missing_left=shape((nodes,), jnp.bool_),
+        leaf=ints(num_rows),
+        bounds=None if values is None else floats(nodes + 1, 2),
+        left_codes=None if words is None else shape((nodes, words), jnp.uint32),
     )
 
 
@@ -222,7 +183,3 @@ def keep_scratch() -> Iterator[None]:
         yield
     finally:
         keep(-1)
-
-
-def _like(array):
-    return jax.ShapeDtypeStruct(array.shape, array.dtype)

@@ -19,8 +19,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int32, UInt8, UInt16, UInt32
 
+from jboost.kernels.calls import call, call_on_host, floats, ints
 from jboost.kernels.grow_cpu import CHUNK, WORD, SplitLimits
-from jboost.kernels.library import call, call_on_host
 
 AnyArray = Array | np.ndarray
 
@@ -100,20 +100,19 @@ def shape_state(
 ) -> TreeState:
     """Returns the shapes of a state; ``sums_shape`` is channels, features, bins."""
     nodes, features, num_bins = 2**max_depth - 1, sums_shape[1], sums_shape[2]
-    shape: Any = jax.ShapeDtypeStruct
     limited, categorical = limits.values is not None, limits.categories is not None
-    words = -(-num_bins // WORD)
+    words, shape = -(-num_bins // WORD), _shape
     return TreeState(
-        feature=shape((nodes,), jnp.int32),
-        threshold=shape((nodes,), jnp.int32),
+        feature=ints(nodes),
+        threshold=ints(nodes),
         missing_left=shape((nodes,), jnp.bool_),
-        position=shape((num_slots,), jnp.int32),
-        place=shape((num_slots,), jnp.int32),
-        free=shape((1,), jnp.int32),
-        histograms=shape((num_slots, *sums_shape), jnp.int32),
-        leaf_bounds=shape((nodes + 1, 2), jnp.float32) if limited else None,
+        position=ints(num_slots),
+        place=ints(num_slots),
+        free=ints(1),
+        histograms=ints(num_slots, *sums_shape),
+        leaf_bounds=floats(nodes + 1, 2) if limited else None,
         left_codes=shape((nodes, words), jnp.uint32) if categorical else None,
-        bounds=shape((num_slots, 2), jnp.float32) if limited else None,
+        bounds=floats(num_slots, 2) if limited else None,
         used=None if limits.groups is None else shape((num_slots, features), jnp.bool_),
     )
 
@@ -124,9 +123,8 @@ def find_greatest_derivatives(
     in_bag: UInt8[AnyArray, " N"],
 ) -> tuple[Float[AnyArray, "2"], Int32[AnyArray, ""]]:
     """Returns the greatest magnitudes of rows in the bag, and the number of these."""
-    shape: Any = jax.ShapeDtypeStruct
-    results = shape((2,), jnp.float32), shape((), jnp.int32)
-    return tuple(_call("greatest_derivatives", results, gradient, curvature, in_bag))
+    rows = gradient, curvature, in_bag
+    return _call("greatest_derivatives", (floats(2), ints()), rows)
 
 
 def sum_magnitudes(
@@ -142,10 +140,10 @@ def sum_magnitudes(
         set the units.
 
     Returns:
-      Digits; see :func:`jboost.kernels.sums_xla.join_digits`.
+      Digits; see :func:`jboost.kernels.exact_sums.join_digits`.
     """
-    result = jax.ShapeDtypeStruct((2, 4), jnp.int32)
-    return _call("sum_magnitudes", result, gradient, curvature, in_bag, greatest)
+    rows = gradient, curvature, in_bag
+    return _call("sum_magnitudes", ints(2, 4), rows, greatest)
 
 
 def start_rows(
@@ -171,21 +169,14 @@ def start_rows(
       into: NumPy arrays that are overwritten with the result.
     """
     operands = gradient, curvature, in_bag, seed, scale, stochastic, first_row
-    results = shape_rows(gradient.shape[0], num_slots)
-    options = {} if into is None else {"into": into}
-    return PartRows(
-        *_call("start_rows", results, *operands, uniform=int(uniform), **options)
-    )
+    results = into or shape_rows(gradient.shape[0], num_slots)
+    return _call("start_rows", results, operands, uniform=int(uniform))
 
 
 def shape_rows(size: int, num_slots: int) -> PartRows:
     """Returns the shapes of the rows of a part."""
-    shape: Any = jax.ShapeDtypeStruct
-    return PartRows(
-        shape((size, 2), jnp.int32),
-        shape((size,), jnp.uint16),
-        shape((-(-size // CHUNK), num_slots, 2), jnp.int32),
-    )
+    segments = ints(-(-size // CHUNK), num_slots, 2)
+    return PartRows(ints(size, 2), _shape((size,), jnp.uint16), segments)
 
 
 def sum_slots(
@@ -202,9 +193,7 @@ def sum_slots(
       num_features: the number of columns to sum; those beyond are padding.
       slot: the slots to sum; the list ends at the first -1.
     """
-    operands = (packed, *rows, num_features, slot, sums)
-    aliases = {len(operands) - 1: 0}
-    return _call("sum_slots", _like(sums), *operands, aliases=aliases)
+    return _call("sum_slots", sums, packed, rows, num_features, slot, sums)
 
 
 def find_level(
@@ -231,30 +220,19 @@ def find_level(
     Returns:
       The state of the next level, this level's splits, and the slots to be summed.
     """
-    grown, structure = jax.tree.flatten(state)
-    slots, words = state.position.shape[0], state.left_codes
-    shape: Any = jax.ShapeDtypeStruct
-    found = [shape((slots,), jnp.int32)] * 3 + [shape((slots,), jnp.bool_)] * 2
+    slots, words, sets = state.position.shape[0], state.left_codes, None
     if words is not None:
-        found += [shape((slots, words.shape[1]), jnp.uint32)] * 2
-    next_level = shape((count_pairs(level + 1, slots),), jnp.int32)
-    before = (*limits[:2], *limits.limits, limits.unit, sums, summed)
-    if limits.values is not None:
-        before += tuple(limits.values)
-    if limits.groups is not None:
-        before += (limits.groups,)
-    if limits.categories is not None:
-        before += (*limits.categories, squares, greatest)
-    results = _call(
-        "find_level", (*map(_like, grown), *found, next_level), *before, *grown,
-        aliases={len(before) + i: i for i in range(len(grown))},
-        categorical=int(limits.categories is not None),
-        grouped=int(limits.groups is not None), limited=int(limits.values is not None),
-        level=level, max_depth=max_depth, max_leaves=max_leaves,
+        sets = _shape((slots, words.shape[1]), jnp.uint32)
+    flags, summed_next = _shape((slots,), jnp.bool_), count_pairs(level + 1, slots)
+    numbers = ints(slots)
+    found = LevelSplits(numbers, numbers, numbers, flags, flags, sets, sets)
+    return _call(
+        "find_level", (state, found, ints(summed_next)), limits[:4], sums, summed,
+        limits[4:], squares, greatest, state, limited=int(limits.values is not None),
+        grouped=int(limits.groups is not None),
+        categorical=int(limits.categories is not None), level=level,
+        max_depth=max_depth, max_leaves=max_leaves,
     )  # fmt: skip
-    after = jax.tree.unflatten(structure, results[: len(grown)])
-    splits = LevelSplits(*results[len(grown) : -1])
-    return after, splits, results[-1]
 
 
 def count_pairs(level: int, num_slots: int) -> int:
@@ -278,13 +256,8 @@ def route_rows(
     Args:
       codes: codes by feature or by row.
     """
-    before = (codes, *(each for each in splits if each is not None))
-    *moved, leaf = _call(
-        "route_rows", (*map(_like, rows), _like(leaf)), *before, *rows, leaf,
-        aliases={len(before) + i: i for i in range(4)}, level=level,
-        max_depth=max_depth,
-    )  # fmt: skip
-    return PartRows(*moved), leaf
+    moved, sizes = (rows, leaf), dict(level=level, max_depth=max_depth)
+    return _call("route_rows", moved, codes, splits, rows, leaf, **sizes)
 
 
 def route_and_sum(
@@ -305,39 +278,15 @@ def route_and_sum(
       codes: codes by feature and codes by row.
       level: the level of the splits; ``slot`` holds slots of the next level.
     """
-    columns, packed = codes
-    before = (packed, columns, *(each for each in splits if each is not None))
-    operands = (*before, *rows, leaf, num_features, slot, sums)
-    aliases = {len(before) + i: i for i in range(4)}
-    *moved, leaf, sums = _call(
-        "route_and_sum", (*map(_like, rows), _like(leaf), _like(sums)), *operands,
-        aliases=aliases | {len(operands) - 1: 4}, level=level, max_depth=max_depth,
+    return _call(
+        "route_and_sum", (rows, leaf, sums), codes[::-1], splits, rows, leaf,
+        num_features, slot, sums, level=level, max_depth=max_depth,
     )  # fmt: skip
-    return PartRows(*moved), leaf, sums
-
-
-def find_leaves(
-    codes: AnyArray,
-    feature: Int32[AnyArray, " I"],
-    threshold: Int32[AnyArray, " I"],
-    missing_left: Bool[AnyArray, " I"],
-    skip: Bool[AnyArray, " N"],
-    leaf: Int32[AnyArray, " N"],
-) -> Int32[AnyArray, " N"]:
-    """Finds the leaves of the rows of a part.
-
-    Args:
-      codes: codes by feature or by row.
-      skip: mask of the rows that keep their present leaf.
-    """
-    operands = (codes, feature, threshold, missing_left, skip, leaf)
-    return _call("find_leaves", _like(leaf), *operands, aliases={5: 0})
 
 
 def find_greatest(rows: PartRows) -> Int32[AnyArray, ""]:
     """Finds the greatest magnitude of the gradient's integers, of rows in slot 0."""
-    result = jax.ShapeDtypeStruct((), jnp.int32)
-    return call("greatest_gradient", result, *rows)
+    return call("greatest_gradient", ints(), rows)
 
 
 def sum_squares(
@@ -350,17 +299,17 @@ def sum_squares(
 
     Returns:
       Digits of 19 bits, lowest first; see
-      :func:`jboost.kernels.sums_xla.join_digits`.
+      :func:`jboost.kernels.exact_sums.join_digits`.
     """
-    result = jax.ShapeDtypeStruct((num_slots, 4), jnp.int32)
-    return call("sum_squares", result, *rows, greatest)
+    return call("sum_squares", ints(num_slots, 4), rows, greatest)
 
 
-def _call(name, results, *operands, **options):
-    on_host = all(isinstance(each, np.ndarray) for each in operands)
+def _call(name, results, *operands, **attributes):
+    arrays = jax.tree.leaves(operands)
+    on_host = all(isinstance(each, np.ndarray) for each in arrays)
     run = call_on_host if on_host else call
-    return run(name, results, *operands, **options)
+    return run(name, results, *arrays, **attributes)
 
 
-def _like(array):
-    return jax.ShapeDtypeStruct(array.shape, array.dtype)
+def _shape(shape, dtype) -> Any:
+    return jax.ShapeDtypeStruct(shape, dtype)

@@ -8,25 +8,26 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int32, UInt8, UInt16, UInt32
+from jaxtyping import Array, Bool, Float, Int32, UInt8
 
-from jboost.kernels.code_operands import packed_shape
+from jboost.kernels.binning_cpu import packed_shape
+from jboost.kernels.calls import floats, ints
 from jboost.kernels.cuda_launch import (
     BLOCKS,
+    INT,
+    LANES,
     PROCESSORS,
     SHARED_BYTES,
     THREADS,
     Launch,
+    count_copies,
     divide_rows,
     launch,
 )
-from jboost.kernels.sums_cuda import count_copies
 
-_INT = 4  # bytes
 _CODES, _COLUMNS = 4, 32  # codes in a word; columns of a table
 _MOST_LISTED = 8192  # nodes; a block counts the rows of each
 _MOST_PASSES = 16  # passes over the nodes; beyond, rows go to the result directly
-_LANES = 32
 
 
 def takes(codes: Any) -> bool:
@@ -35,15 +36,8 @@ def takes(codes: Any) -> bool:
 
 
 def histogram(
-    columns: UInt8[Array, "F N"] | UInt16[Array, "F N"],
-    channels: Int32[Array, "N C"],
-    node: Int32[Array, " N"],
-    enabled: Bool[Array, ""] | bool = True,
-    counted: Bool[Array, ""] | bool = True,
-    *,
-    num_nodes: int,
-    num_bins: int,
-) -> Int32[Array, "M F B C"]:
+    columns, channels, node, enabled=True, counted=True, *, num_nodes, num_bins
+):  # fmt: skip
     """See :func:`jboost.kernels.xla.histogram`; zeros unless ``enabled``.
 
     Args:
@@ -62,7 +56,7 @@ def _sum_columns(columns, channels, node, enabled, sizes):
     (num_features, num_rows), num_channels = columns.shape, channels.shape[1]
     num_nodes, num_bins = sizes
     width = min(num_features, 32)
-    cell = num_bins * num_channels * _INT
+    cell = num_bins * num_channels * INT
     nodes = min(num_nodes, SHARED_BYTES // cell)
     shared = nodes > 0 and -(-num_nodes // nodes) <= _MOST_PASSES
     if shared:
@@ -73,7 +67,7 @@ def _sum_columns(columns, channels, node, enabled, sizes):
     blocks, rows = divide_rows(num_rows, BLOCKS // tables)
     run = Launch(
         f"histogram_{_suffix(columns)}_{num_channels}",
-        (_ints(num_nodes, num_features, num_bins, num_channels),),
+        (ints(num_nodes, num_features, num_bins, num_channels),),
         (tables, blocks),
         (num_rows, num_features, num_nodes, num_bins, rows, features, nodes, shared),
         cell * nodes * features if shared else 0,
@@ -89,23 +83,12 @@ def takes_packed(packed: Array | None, num_nodes: int, num_bins: int) -> bool:
 
 
 def packed_histogram(
-    packed: UInt8[Array, "blocks N width"],
-    channels: Int32[Array, "N C"],
-    node: Int32[Array, " N"],
-    enabled: Bool[Array, ""] | bool = True,
-    counted: Bool[Array, ""] | bool = True,
-    *,
-    num_features: int,
-    num_nodes: int,
-    num_bins: int,
-) -> Int32[Array, "M F B C"]:
-    """Computes :func:`histogram` faster, from codes by row.
+    packed, channels, node, enabled=True, counted=True, *, num_features, num_nodes,
+    num_bins,
+):  # fmt: skip
+    """Computes :func:`histogram` faster, from codes by row that :func:`pack` made.
 
-    Args:
-      packed: codes by row from :func:`pack`.
-      counted: whether the third channel is summed as well.
-      num_nodes: the number of nodes. For 1, the kernel reads all rows, otherwise only
-        the rows with a node.
+    For one node, the kernel reads all rows, otherwise only the rows with a node.
     """
     enabled, listed = _flag(enabled), num_nodes > 1
     rows, starts = node, jnp.zeros(1, jnp.int32)
@@ -137,10 +120,10 @@ def _sum_packed(packed, channels, rows, starts, enabled, sizes):
     shape = (num_nodes, groups, num_channels, num_bins, columns)
     run = Launch(
         f"packed_histogram_{num_channels}",
-        (_ints(*shape),),
+        (ints(*shape),),
         (divide_rows(num_rows, -(-PROCESSORS // groups))[0], groups),
         (num_rows, blocks, width // _CODES, num_nodes, num_bins, columns, listed),
-        num_channels * num_bins * _COLUMNS * _INT,
+        num_channels * num_bins * _COLUMNS * INT,
         threads=1024,
         zeroed=(True,),
     )
@@ -152,23 +135,23 @@ def _sum_packed(packed, channels, rows, starts, enabled, sizes):
 
 def _list_rows(node, enabled, num_nodes):
     """Returns the rows [N] by node, and the place of each node's first one [M + 1]."""
-    num_rows, counters = node.shape[0], num_nodes * _INT
+    num_rows, counters = node.shape[0], num_nodes * INT
     blocks, rows = divide_rows(num_rows, BLOCKS)
     sizes = (num_rows, num_nodes, rows)
     count = Launch(
-        "count_nodes", (_ints(num_nodes),), (blocks, 1), sizes, counters, zeroed=(True,)
+        "count_nodes", (ints(num_nodes),), (blocks, 1), sizes, counters, zeroed=(True,)
     )
     counts = launch(count, node, enabled)
     starts = jnp.pad(jnp.cumsum(counts), (1, 0)).astype(jnp.int32)
     fill = Launch(
-        "list_nodes", (_ints(num_rows), _ints(num_nodes)), (blocks, 1), sizes,
+        "list_nodes", (ints(num_rows), ints(num_nodes)), (blocks, 1), sizes,
         2 * counters, zeroed=(False, True),
     )  # fmt: skip
     return launch(fill, node, starts, enabled)[0], starts
 
 
 def pack(columns: UInt8[Array, "F N"], num_bins: int) -> UInt8[Array, "blocks N width"]:
-    """Arranges codes by row; see :func:`jboost.kernels.code_operands.pack`."""
+    """Arranges codes by row; see :func:`jboost.kernels.binning_cpu.pack`."""
     num_features, num_rows = columns.shape
     blocks, _, width = packed_shape(num_features, num_rows)
     highest = jnp.asarray(min(num_bins, 256) - 1, columns.dtype)
@@ -204,41 +187,30 @@ def find_cuts(
       limits: l2 in units of the curvature's integers, and the least weight of a child.
     """
     nodes, features, bins, channels = histogram.shape
-    threads = min(256, -(-bins // _LANES) * _LANES)
+    threads = min(256, -(-bins // LANES) * LANES)
     shape = (nodes, features)
     run = Launch(
         f"search_{channels}",
-        (
-            jax.ShapeDtypeStruct(shape, jnp.float32),
-            _ints(*shape),
-            jax.ShapeDtypeStruct((nodes,), jnp.float32),
-        ),
+        (floats(*shape), ints(*shape), floats(nodes)),
         (nodes * features, 1),
         (features, bins),
-        (channels + 2) * (1024 // _LANES) * _INT,  # enough for 1,024 threads
+        (channels + 2) * (1024 // LANES) * INT,  # enough for 1,024 threads
         threads=threads,
-        zeroed=(False,) * 3,
     )
     return BestCuts(*launch(run, histogram, allowed, unit, limits, least_count))
 
 
-def count_sides(
-    columns: UInt8[Array, "F N"] | UInt16[Array, "F N"],
-    feature: Int32[Array, " M"],
-    threshold: Int32[Array, " M"],
-    row_slot: Int32[Array, " N"],
-    in_bag: Bool[Array, " N"],
-) -> Int32[Array, "M 3"]:
+def count_sides(columns, feature, threshold, row_slot, in_bag):
     """See :func:`jboost.trees.levels.count_sides`."""
     slots, num_rows = feature.shape[0], row_slot.shape[0]
     copies = count_copies(3 * slots)
     blocks, rows = divide_rows(num_rows, BLOCKS)
     run = Launch(
         f"count_sides_{_suffix(columns)}",
-        (_ints(slots, 3),),
+        (ints(slots, 3),),
         (blocks, 1),
         (num_rows, slots, rows, copies),
-        3 * slots * copies * _INT,
+        3 * slots * copies * INT,
         zeroed=(True,),
     )
     return launch(run, columns, feature, threshold, row_slot, in_bag)
@@ -258,17 +230,14 @@ def route_rows(columns: Any, nodes: Any, rows: Any, slots: int) -> Any:
     num_rows = columns.shape[1]
     run = Launch(
         f"route_{_suffix(columns)}",
-        (_ints(num_rows),) * 3,
+        (ints(num_rows),) * 3,
         (-(-num_rows // (4 * THREADS)), 1),
         (num_rows, nodes[0].shape[0], slots),
-        zeroed=(False,) * 3,
     )
     return launch(run, columns, *nodes, *rows)
 
 
-def sample_features(
-    seeds: UInt32[Array, "3 M 2"], fractions: Float[Array, "3"], num_features: int
-) -> Bool[Array, "M F"]:
+def sample_features(seeds, fractions, *, num_features):
     """See :func:`jboost.trees.levels.sample_features`."""
     nodes = seeds.shape[1]
     run = Launch(
@@ -276,7 +245,7 @@ def sample_features(
         (jax.ShapeDtypeStruct((nodes, num_features), jnp.bool_),),
         (nodes, 1),
         (nodes, num_features),
-        _INT,
+        INT,
         threads=128,
     )
     return launch(run, seeds, fractions)
@@ -288,7 +257,3 @@ def _flag(enabled):
 
 def _suffix(columns):
     return "u8" if columns.dtype == jnp.uint8 else "u16"
-
-
-def _ints(*shape):
-    return jax.ShapeDtypeStruct(shape, jnp.int32)

@@ -15,8 +15,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from jboost.kernels.library import available, default_device, may_run
-from jboost.kernels.ready_cpu import ReadyModel
+from jboost.kernels.calls import available, default_device
+from jboost.kernels.library import may_run
+from jboost.kernels.prediction import ReadyModel
 from jboost.model.ensemble import (
     Ensemble,
     Links,

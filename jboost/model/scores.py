@@ -21,10 +21,9 @@ from jaxtyping import Array, Float
 
 from jboost.entry.context import current_implementation, vary
 from jboost.entry.programs import compiled
-from jboost.kernels import predict_cpu, predict_cuda
+from jboost.kernels import prediction
 from jboost.kernels.library import choose
-from jboost.kernels.predict_cpu import Rows, Trees, as_rows
-from jboost.kernels.ready_cpu import ReadyModel
+from jboost.kernels.prediction import ReadyModel, Rows, Trees, as_rows
 from jboost.model.ensemble import find_sharding, place
 from jboost.numerics.floats import flush_denormals
 from jboost.numerics.padding import pad_rows
@@ -203,30 +202,29 @@ def code_columns(rows):
 def _choose_leaves(depth):
     """Returns the function of rows and trees that finds the leaves [N, R, S]."""
 
-    def in_xla(rows, trees):
+    def in_xla(rows, trees, max_depth):
         columns = code_columns(rows)
-        leaves = jax.lax.map(lambda tree: _round_leaves(tree, columns, depth), trees)
-        return jnp.moveaxis(leaves, 2, 0)
+        find = partial(_round_leaves, columns=columns, depth=max_depth)
+        return jnp.moveaxis(jax.lax.map(find, trees), 2, 0)
 
-    def on_gpu(rows, trees):
-        return predict_cuda.leaf_indices(code_columns(rows), trees, max_depth=depth)
+    def on_gpu(rows, *trees, **sizes):
+        return prediction.find_leaves_on_gpu(code_columns(rows), *trees, **sizes)
 
-    cpu = partial(predict_cpu.leaf_indices, max_depth=depth)
-    return choose(cpu=cpu, cuda=on_gpu, xla=in_xla)
+    cpu = prediction.find_leaves
+    return choose(cpu=cpu, cuda=on_gpu, xla=in_xla, max_depth=depth)
 
 
 def _choose_scores(staged, depth):
     """Returns the function of rows, trees and values that computes the scores."""
-    kernel = predict_cpu.staged_predict if staged else predict_cpu.predict
 
-    def in_xla(rows, trees, *values):
-        return _scores_in_xla(staged, depth, values, trees, rows)
+    def in_xla(rows, trees, *values, staged, max_depth):
+        return _scores_in_xla(staged, max_depth, values, trees, rows)
 
-    def on_gpu(rows, trees, *values):
-        sizes: Any = dict(max_depth=depth, staged=staged)
-        return predict_cuda.predict(code_columns(rows), trees, *values, **sizes)
+    def on_gpu(rows, *others, **sizes):
+        return prediction.find_scores_on_gpu(code_columns(rows), *others, **sizes)
 
-    return choose(cpu=partial(kernel, max_depth=depth), cuda=on_gpu, xla=in_xla)
+    cpu, sizes = prediction.find_scores, dict(max_depth=depth, staged=staged)
+    return choose(cpu=cpu, cuda=on_gpu, xla=in_xla, **sizes)
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0, 1, 2))

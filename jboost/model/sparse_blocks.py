@@ -17,7 +17,7 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array
 
-from jboost.kernels.ready_cpu import ReadyModel
+from jboost.kernels.prediction import ReadyModel
 from jboost.model.ensemble import Ensemble
 from jboost.model.preparing import ON_DEVICE, Task, check_columns, prepare_model
 from jboost.model.scores import make_ready

@@ -18,7 +18,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int, Int32, Shaped, UInt8, UInt32
 
 from jboost.entry.collectives import current_shards, exchange, most, total
-from jboost.kernels import leaves_cpu, reduce_cpu, sums_xla
+from jboost.kernels import exact_sums
 from jboost.kernels.float_bits import exponent_above, power_of_two
 from jboost.kernels.library import choose
 from jboost.numerics.derivatives import differentiable, weigh
@@ -55,15 +55,16 @@ def sum_channels(
       find_size: takes the greatest magnitude of each channel on this shard and returns
         that of all shards, if that needs no collective.
     """
-    xla, cpu = (
-        partial(kernels.sum_channels, num_groups=num_groups)
-        for kernels in (sums_xla, leaves_cpu)
-    )
     if not all(channel.dtype == jnp.float32 for channel in channels):
-        return total(xla(group, None, *channels))
+        add = partial(exact_sums.sum_channels, num_groups=num_groups)
+        return total(add(group, None, *channels))
     if current_shards() is not None:
         return _sum_sharded_channels(channels, weights, group, num_groups, find_size)
-    run = choose(cpu=cpu, xla=xla)
+    run = choose(
+        cpu=exact_sums.sum_channels_natively,
+        xla=exact_sums.sum_channels,
+        num_groups=num_groups,
+    )
     if weights is None:
         derive = partial(_derive_channels, num_groups)
         return differentiable(run, derive, group, None, *channels)
@@ -109,20 +110,20 @@ def sum_changes(
     These are the sums of :func:`sum_channels`; the channels are not stored.
     """
     if current_shards() is not None:
-        channels = sums_xla.list_changes(before, after)
+        channels = exact_sums.list_changes(before, after)
         return sum_channels(channels, group, num_groups, weights)
-    xla, cpu = (
-        partial(kernels.sum_changes, num_groups=num_groups)
-        for kernels in (sums_xla, leaves_cpu)
+    run = choose(
+        cpu=exact_sums.sum_changes_natively,
+        xla=exact_sums.sum_changes,
+        num_groups=num_groups,
     )
     derive = partial(_derive_changes, num_groups)
-    run = choose(cpu=cpu, xla=xla)
     return differentiable(run, derive, group, weights, before, after)
 
 
 def _derive_changes(num_groups, sums, operands, tangents):
     (group, weights, *losses), (fixed, moved, *changes) = operands, tangents
-    channels, changes = jax.jvp(sums_xla.list_changes, tuple(losses), tuple(changes))
+    channels, changes = jax.jvp(exact_sums.list_changes, tuple(losses), tuple(changes))
     operands, tangents = (group, weights, *channels), (fixed, moved, *changes)
     return _derive_weighted_channels(num_groups, sums, operands, tangents)
 
@@ -150,13 +151,10 @@ def _derive_weighted_channels(num_groups, sums, operands, tangents):
 
 def _sum_sharded_channels(channels, weights, group, num_groups, find_size):
     look, add = (
-        choose(
-            cpu=partial(cpu, num_groups=num_groups),
-            xla=partial(xla, num_groups=num_groups),
-        )
+        choose(cpu=cpu, xla=xla, num_groups=num_groups)
         for cpu, xla in (
-            (leaves_cpu.find_greatest, sums_xla.find_group_greatest),
-            (leaves_cpu.sum_digits, sums_xla.sum_group_digits),
+            (exact_sums.find_group_greatest_natively, exact_sums.find_group_greatest),
+            (exact_sums.sum_group_digits_natively, exact_sums.sum_group_digits),
         )
     )
     greatest, others = look(group, weights, *channels)
@@ -182,7 +180,7 @@ def sum_rows(
     """
     if current_shards() is not None:
         return sum_each((values, weights))[0]
-    run = choose(cpu=reduce_cpu.sum_rows, xla=sums_xla.sum_rows)
+    run = choose(cpu=exact_sums.sum_rows_natively, xla=exact_sums.sum_rows)
     if weights is None:
         return differentiable(run, _derive_sum, values)
     return differentiable(run, _derive_weighted_sum, values, weights)
@@ -261,7 +259,7 @@ def sum_guessed(
     digits, rest = found[: len(sums)], found[len(sums) :]
     sizes = whole[: len(sums)]
     right = [
-        jnp.all(sums_xla.choose_unit(size)[1] == sums_xla.choose_unit(other)[1])
+        jnp.all(exact_sums.choose_unit(size)[1] == exact_sums.choose_unit(other)[1])
         for size, other in zip(sizes, guess, strict=True)
     ]
 
@@ -277,7 +275,7 @@ def sum_guessed(
 
 def _look_at(sums):
     """Returns the greatest term of each sum on this shard, and kinds of other terms."""
-    look = choose(cpu=reduce_cpu.find_greatest, xla=sums_xla.find_greatest)
+    look = choose(cpu=exact_sums.find_greatest_natively, xla=exact_sums.find_greatest)
     looks = [look(*each) for each in sums]
     kinds = [_count_kinds(others) for _, others in looks]
     return [greatest for greatest, _ in looks], kinds
@@ -285,7 +283,7 @@ def _look_at(sums):
 
 def _sum_digits(sums, sizes):
     """Returns the digits of each sum over this shard."""
-    add = choose(cpu=reduce_cpu.sum_digits, xla=sums_xla.sum_digits)
+    add = choose(cpu=exact_sums.sum_digits_natively, xla=exact_sums.sum_digits)
     pairs = zip(sums, sizes, strict=True)
     return [add(values, size, weights) for (values, weights), size in pairs]
 
@@ -302,7 +300,7 @@ def _join_each(digits, sizes, kinds):
 
 def _join(digits, greatest, kinds):
     """Returns the sum over all shards."""
-    finite = sums_xla.join_digits(sums_xla.carry(digits), greatest)
+    finite = exact_sums.join_digits(exact_sums.carry(digits), greatest)
     unknown, above, below = kinds > 0
     found = jnp.where(above, jnp.inf, jnp.where(below, -jnp.inf, finite))
     return jnp.where(unknown | (above & below), jnp.nan, found)

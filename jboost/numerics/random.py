@@ -4,6 +4,8 @@
 The bits of an entry depend on its number alone, not on the size of the array.
 """
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,9 +13,9 @@ from jaxtyping import Array, Bool, Float, Int32, Key, UInt32
 
 from jboost.entry.collectives import current_shards, first_row, total
 from jboost.entry.messages import show
-from jboost.kernels import sampling_cpu
+from jboost.kernels.calls import call
+from jboost.kernels.exact_sums import skip_on_cpu
 from jboost.kernels.library import choose
-from jboost.kernels.sums_xla import skip_on_cpu
 
 
 def hash_words(
@@ -73,7 +75,8 @@ def sample(
     """
     if current_shards() is not None:
         return _sample_sharded(seed, eligible, fraction)
-    run = choose(cpu=sampling_cpu.sample, xla=sample_in_xla)
+    result = jax.ShapeDtypeStruct(eligible.shape, jnp.bool_)
+    run = choose(cpu=partial(call, "sample", result), xla=sample_in_xla)
     return run(seed, eligible, jnp.asarray(fraction, jnp.float32))
 
 

@@ -24,8 +24,8 @@ import jax
 import numpy as np
 from jaxtyping import Shaped
 
-from jboost.kernels import library
-from jboost.kernels.code_operands import packed_shape
+from jboost.kernels.binning_cpu import packed_shape
+from jboost.kernels.calls import available, call_on_host
 from jboost.streams.folders import BlockError
 
 _BITS = (1, 2, 4, 8, 16)
@@ -154,12 +154,12 @@ def count_row_bytes(num_features: int, dtype: Any) -> int:
 
 
 def pack_rows(codes: Shaped[np.ndarray, "F n"]) -> np.ndarray:
-    """Arranges codes by row; see :func:`jboost.kernels.code_operands.pack`."""
+    """Arranges codes by row; see :func:`jboost.kernels.binning_cpu.pack`."""
     shape: Any = packed_shape(*codes.shape)
-    if library.available():
+    if available():
         result = jax.ShapeDtypeStruct(shape, codes.dtype)
         num_bins = 1 << 8 * codes.dtype.itemsize
-        return library.call_on_host("pack", result, codes, num_bins=num_bins)
+        return call_on_host("pack", result, codes, num_bins=num_bins)
     packed, width = np.zeros(shape, codes.dtype), shape[2]
     for number, part in enumerate(packed):
         columns = codes[number * width : (number + 1) * width]

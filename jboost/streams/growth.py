@@ -24,7 +24,8 @@ from jboost.entry.context import current_implementation
 from jboost.entry.exchanges import add_processes, agree
 from jboost.entry.programs import compiled
 from jboost.kernels import grow_cpu, levels_cpu
-from jboost.kernels.sums_xla import join_digits
+from jboost.kernels.calls import call_on_host
+from jboost.kernels.exact_sums import join_digits
 from jboost.numerics.exact import FixedPoint, fit_scale
 from jboost.streams.blocks import (
     NUM_BUFFERS,
@@ -445,9 +446,10 @@ class NativeGrower:
             nowhere = np.zeros_like(self._splits.found)
             splits = self._splits._replace(position=state.position, found=nowhere)
             self._route(block, codes, splits, level)
-        levels_cpu.find_leaves(
-            codes[0], state.feature, state.threshold, state.missing_left,
-            self._in_bag[own] > 0, self._leaf[own],
+        leaf = self._leaf[own]
+        call_on_host(
+            "find_leaves", leaf, codes[0], state.feature, state.threshold,
+            state.missing_left, self._in_bag[own] > 0, leaf,
         )  # fmt: skip
 
     def end(self) -> Tree:

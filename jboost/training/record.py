@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from jboost.codes.bins import Bins
-from jboost.kernels.library import make_aligned
+from jboost.kernels.calls import make_aligned
 from jboost.model.ensemble import Ensemble, Links, rounds_of, to_ensemble, truncate
 from jboost.training.history import UNNAMED, History
 from jboost.training.metrics import BY_LOSS, Criterion

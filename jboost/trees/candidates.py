@@ -17,8 +17,8 @@ from jaxtyping import Array, Bool, Float, Int32, UInt8
 
 from jboost.codes.bins import MISSING
 from jboost.codes.codes import DenseCodes
-from jboost.kernels import binning_cpu
 from jboost.kernels.binning_cpu import code_dtype
+from jboost.kernels.calls import call, ints
 from jboost.kernels.library import choose
 from jboost.numerics.exact import choose_scale, quantize
 
@@ -134,16 +134,14 @@ def propose(
       The code of each row's bin (0 for missing values, 1 for the lowest bin), and the
       highest code of a value in the bins up to each one.
     """
-    return choose(
-        cpu=partial(_propose_natively, num_bins=num_bins),
-        xla=partial(_propose_plainly, num_bins=num_bins),
-    )(codes, mass)
+    run = choose(cpu=_propose_natively, xla=_propose_plainly, num_bins=num_bins)
+    return run(codes, mass)
 
 
 def _propose_natively(codes, mass, *, num_bins):
-    columns, highest = binning_cpu.propose(
-        codes.columns, codes.order, mass, num_bins=num_bins
-    )
+    coarse = jax.ShapeDtypeStruct(codes.columns.shape, code_dtype(num_bins))
+    results = coarse, ints(codes.num_features, num_bins)
+    columns, highest = call("propose", results, codes.columns, codes.order, mass)
     return DenseCodes(columns), highest
 
 

@@ -18,7 +18,8 @@ from jax.custom_batching import sequential_vmap
 from jaxtyping import Array, Bool, Int32
 
 from jboost.codes.codes import Codes
-from jboost.kernels import grow_cpu, histogram_tpu, levels_cuda
+from jboost.kernels import histogram_tpu, levels_cuda
+from jboost.kernels.calls import call, ints
 from jboost.kernels.library import choose
 
 
@@ -49,7 +50,9 @@ def sum_histogram(
     sizes = dict(num_nodes=num_nodes, num_bins=num_bins)
 
     def sum_natively(codes, channels, node):
-        return grow_cpu.histogram(codes.operands, channels, node, **sizes)
+        result = ints(num_nodes, codes.num_features, num_bins, channels.shape[1])
+        codes, entries = codes.operands.codes, codes.operands.entries
+        return call("histogram", result, codes, channels, node, entries)
 
     build = choose(cpu=sum_natively, xla=partial(sum_plain_histogram, **sizes))
     return build(codes, channels, node)

@@ -31,7 +31,7 @@ from jboost.entry.stages import (
     map_points,
     stage,
 )
-from jboost.kernels.sums_xla import count_times
+from jboost.kernels.exact_sums import count_times
 from jboost.objective.evaluation import (
     Objective,
     gradients,
@@ -304,7 +304,7 @@ def _add_if_better(numpy, start, found, loss, loss_before):
 def _starting_points(numpy, minimizer, scores, k, weights):
     """Returns 0 and quantiles of the minimizers, by sorting at most 8,192 rows.
 
-    Rows count as often as :func:`jboost.kernels.sums_xla.split_weights` says.
+    Rows count as often as :func:`jboost.kernels.exact_sums.split_weights` says.
     """
     distance = minimizer[k] - scores[k]
     usable = numpy.where(weights > 0, distance, np.float32(np.nan))

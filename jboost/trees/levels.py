@@ -142,10 +142,8 @@ def sample_features(
     # Every use has a number of its own: the tree 0, level d 1 + d, then the nodes.
     node = 64 + 2**level + slot
     use = jnp.where(stage == 0, 0, jnp.where(stage == 1, 1 + level, node))
-    run = choose(
-        xla=partial(_sample_plainly, num_features=num_features),
-        cuda=partial(levels_cuda.sample_features, num_features=num_features),
-    )
+    cuda = levels_cuda.sample_features
+    run = choose(xla=_sample_plainly, cuda=cuda, num_features=num_features)
     return run(derive(seed, use), fractions)
 
 
@@ -309,10 +307,8 @@ def route_rows(
     slots: int,
 ) -> Moved:
     """Sends rows down by splits from :func:`settle_splits`."""
-    run = choose(
-        xla=partial(_route_plainly, slots=slots),
-        cuda=_kernel_for(codes, split, partial(_route_on_gpu, slots=slots)),
-    )
+    cuda = _kernel_for(codes, split, _route_on_gpu)
+    run = choose(xla=_route_plainly, cuda=cuda, slots=slots)
     nodes = split, pair, left_smaller
     return run(codes, nodes, in_bag, row_slot, row_position)
 

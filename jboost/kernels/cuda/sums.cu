@@ -36,7 +36,7 @@ JBOOST_KERNEL __launch_bounds__(512)
 }
 
 // Floats to add, each a multiple of 1 / scale after rounding; see
-// ../../kernels/sums_xla.py.
+// ../../kernels/exact_sums.py.
 struct Terms {
   const float *values, *weights;  // weights: null for 1
   float scale;

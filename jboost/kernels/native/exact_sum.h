@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Sums of float32 numbers that do not depend on the order of the terms: each term is
 // rounded to a multiple of a unit, and the multiples are added as integers. See
-// kernels/sums_xla.py for the definition and its reasons. Everything here has internal
+// kernels/exact_sums.py for the definition and its reasons. Everything here has internal
 // linkage, and uses no templates of the standard library, because the loops of every
 // instruction set include it.
 #ifndef JBOOST_EXACT_SUM_H_
@@ -83,7 +83,7 @@ struct ExactSum {
 };
 
 // A weight as times * factor: a term is multiplied by the factor, and its multiple of
-// the unit by `times`; see jboost.kernels.sums_xla.split_weights.
+// the unit by `times`; see jboost.kernels.exact_sums.split_weights.
 struct Weight {
   float factor;
   int32_t times;

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sums of float32 that do not depend on the order of the terms, in plain XLA.
+"""Sums of float32 that do not depend on the order of the terms.
 
 Terms are rounded to multiples of one unit, 2^-38 of the power of two above the
 greatest magnitude, and the multiples are added as integers. So the sum has the same
@@ -11,10 +11,14 @@ times the greatest magnitude, less than float32's own rounding of any running su
 A multiple has 38 bits and a sign, or 46 where rows count up to 255 times: too many for
 int32. It travels as limbs of ``width`` bits, so few that their sum over N rows fits 31
 bits, and the sums of limbs are joined by carrying.
+
+``sum_rows``, ``find_greatest``, ``sum_digits`` and their namesakes by group are the
+definitions, in plain XLA and on GPUs by the kernels of cuda/sums.cu. The CPU kernels
+of native/reduce.h and native/leaves.h (``*_natively``) return the same bits.
 """
 
+import math
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import jax
@@ -23,7 +27,18 @@ import numpy as np
 from jax.custom_batching import sequential_vmap
 from jaxtyping import Array, ArrayLike, Bool, Float, UInt8
 
-from jboost.kernels import sums_cuda, xla
+from jboost.kernels import xla
+from jboost.kernels.calls import call, floats, ints
+from jboost.kernels.cuda_launch import (
+    BLOCKS,
+    INT,
+    LANES,
+    Launch,
+    count_copies,
+    divide_rows,
+    launch,
+    sum_keys,
+)
 from jboost.kernels.float_bits import exponent_above, power_of_two
 from jboost.kernels.library import choose
 
@@ -33,6 +48,10 @@ _MOST_TIMES = (1 << _TIMES_BITS) - 1
 _DIGIT = 19  # bits of a digit of a carried sum
 _MASK = (1 << _DIGIT) - 1
 _FINEST = 124  # the unit is at least 2^-124: denormal terms are 0 everywhere
+_MOST_CHANNELS = 4  # the most channels of a call on a CPU
+_WORD = 8  # bytes
+_MOST_THREADS = 1024
+_MOST_ROWS = 2**15  # the most rows of a block, so that sums of 16 bits fit 31
 
 
 def split_weights(
@@ -83,6 +102,33 @@ def find_greatest(values, weights=None):
     return greatest, jnp.sum(jnp.where(finite, 0, terms), axis=-1)
 
 
+def sum_rows_natively(values, weights=None):
+    """Calls the CPU kernel of :func:`sum_rows`."""
+    matrix = _as_matrix(values)
+    sums = call("sum_rows", floats(len(matrix)), matrix, weights)
+    return sums.reshape(values.shape[:-1])
+
+
+def find_greatest_natively(values, weights=None):
+    """Calls the CPU kernel of :func:`find_greatest`."""
+    matrix = _as_matrix(values)
+    results = ints(len(matrix)), floats(len(matrix))
+    bits, others = call("greatest_of_rows", results, matrix, weights)
+    greatest = jax.lax.bitcast_convert_type(bits, jnp.float32)
+    return greatest.reshape(values.shape[:-1]), others.reshape(values.shape[:-1])
+
+
+def sum_digits_natively(values, greatest, weights=None):
+    """Calls the CPU kernel of :func:`sum_digits`."""
+    matrix, up = _as_matrix(values), choose_unit(greatest.reshape(-1))[0]
+    digits = call("digits_of_rows", ints(len(matrix), 4), matrix, up, weights)
+    return digits.reshape(*values.shape[:-1], 4)
+
+
+def _as_matrix(values):
+    return values.reshape(math.prod(values.shape[:-1]), values.shape[-1])
+
+
 def sum_digits(values, greatest, weights=None):
     """Returns the digits [*K, 4] of the sum of the finite terms."""
     run = choose(xla=_sum_digits_plainly, cuda=_sum_digits_on_gpu)
@@ -99,8 +145,22 @@ def _sum_digits_plainly(values, scale, weights):
 
 def _sum_digits_on_gpu(values, scale, weights):
     flat = values.reshape(-1, values.shape[-1])
-    words = sums_cuda.sum_terms(flat, scale.reshape(-1), weights)
+    num_sums, num_rows = flat.shape
+    blocks, rows = divide_rows(num_rows, BLOCKS)
+    run = Launch(
+        "sum_terms",
+        (jax.ShapeDtypeStruct((num_sums, 4), jnp.uint32),),
+        (blocks, num_sums),
+        (num_rows, rows, weights is not None),
+        2 * _WORD * _MOST_THREADS // LANES,
+        zeroed=(True,),
+    )
+    words = launch(run, flat, _or_nothing(weights), scale.reshape(-1))
     return _read_words(words).reshape(*scale.shape, 4)
+
+
+def _or_nothing(weights):
+    return jnp.zeros(1, jnp.float32) if weights is None else weights
 
 
 def sum_channels(group, weights, *channels, num_groups):
@@ -133,6 +193,47 @@ def list_changes(before, after):
     return after - before, jnp.abs(after) + jnp.abs(before)
 
 
+def sum_channels_natively(group, weights, *channels, num_groups):
+    """Calls the CPU kernel of :func:`sum_channels`."""
+    sums = [
+        call("sum_by_group", floats(len(some), num_groups), group, some, weights)
+        for some in _cut(channels)
+    ]
+    return sums[0] if len(sums) == 1 else jnp.concatenate(sums)
+
+
+def sum_changes_natively(group, weights, before, after, *, num_groups):
+    """Calls the CPU kernel of :func:`sum_changes`."""
+    return call("sum_changes", floats(2, num_groups), group, before, after, weights)
+
+
+def find_group_greatest_natively(group, weights, *channels, num_groups):
+    """Calls the CPU kernel of :func:`find_group_greatest`."""
+    bits, others = [], []
+    for some in _cut(channels):
+        results = ints(len(some)), floats(len(some), num_groups)
+        found = call("greatest_by_group", results, group, some, weights)
+        bits.append(found[0])
+        others.append(found[1])
+    greatest = jax.lax.bitcast_convert_type(jnp.concatenate(bits), jnp.float32)
+    return greatest, jnp.concatenate(others)
+
+
+def sum_group_digits_natively(group, greatest, weights, *channels, num_groups):
+    """Calls the CPU kernel of :func:`sum_group_digits`."""
+    digits, units = [], _cut(choose_unit(greatest)[0])
+    for some, up in zip(_cut(channels), units, strict=True):
+        result = ints(len(some), num_groups, 4)
+        digits.append(call("digits_by_group", result, up, group, some, weights))
+    return jnp.concatenate(digits)
+
+
+def _cut(channels):
+    """Divides channels into as many as one call takes."""
+    firsts = range(0, len(channels), _MOST_CHANNELS)
+    return [channels[first : first + _MOST_CHANNELS] for first in firsts]
+
+
 def find_group_greatest(group, weights, *channels, num_groups):
     """Returns the greatest finite magnitude of each channel [C] in any group.
 
@@ -143,8 +244,7 @@ def find_group_greatest(group, weights, *channels, num_groups):
     counts = jnp.isfinite(terms) & inside
     greatest = jnp.max(jnp.abs(jnp.where(counts, terms, 0)), axis=1)
     run = choose(
-        xla=partial(_find_kinds_plainly, num_groups=num_groups),
-        cuda=partial(sums_cuda.find_kinds, num_keys=num_groups),
+        xla=_find_kinds_plainly, cuda=_find_kinds_on_gpu, num_groups=num_groups
     )
     kinds = run(terms, group)
     # Of infinities and NaN neither order nor number matters.
@@ -154,7 +254,10 @@ def find_group_greatest(group, weights, *channels, num_groups):
 
 
 def _find_kinds_plainly(terms, group, *, num_groups):
-    """See :func:`jboost.kernels.sums_cuda.find_kinds`."""
+    """Finds which kinds of non-finite terms each group has, [C, G].
+
+    Bit 0 is set if a term is +inf, bit 1 if a term is -inf; both if a term is NaN.
+    """
     channels = terms.shape[0]
 
     def find(values, group):
@@ -173,18 +276,37 @@ def _find_kinds_plainly(terms, group, *, num_groups):
     return skip_on_cpu(doubtful, find, find_nothing, terms.T, group)
 
 
+def _find_kinds_on_gpu(terms, group, *, num_groups):
+    channels, num_rows = terms.shape
+    run = Launch(
+        "find_kinds",
+        (jax.ShapeDtypeStruct((channels, num_groups), jnp.uint32),),
+        (divide_rows(num_rows, BLOCKS)[0], channels),
+        (num_rows, num_groups),
+        zeroed=(True,),
+    )
+    return launch(run, terms, group)
+
+
 def sum_group_digits(group, greatest, weights, *channels, num_groups):
     """Returns the digits [C, G, 4] of the sums of the finite terms."""
-    run = choose(
-        xla=partial(_sum_group_plainly, num_groups=num_groups),
-        cuda=partial(_sum_group_on_gpu, num_groups=num_groups),
-    )
+    run = choose(xla=_sum_group_plainly, cuda=_sum_group_on_gpu, num_groups=num_groups)
     return run(group, _stack(channels, group), choose_unit(greatest)[0], weights)
 
 
 def _sum_group_on_gpu(group, values, scale, weights, *, num_groups):
-    words = sums_cuda.sum_terms_by_key(values, scale, group, weights, num_groups)
-    return _read_words(words)
+    channels, num_rows = values.shape
+    copies = count_copies(3 * num_groups)
+    rows = min(divide_rows(num_rows, BLOCKS)[1], _MOST_ROWS)
+    run = Launch(
+        "sum_terms_by_key",
+        (jax.ShapeDtypeStruct((channels, num_groups, 4), jnp.uint32),),
+        (-(-num_rows // rows), channels),
+        (num_rows, num_groups, rows, copies, weights is not None),
+        3 * num_groups * copies * INT,
+        zeroed=(True,),
+    )
+    return _read_words(launch(run, values, _or_nothing(weights), group, scale))
 
 
 def _sum_group_plainly(group, values, scale, weights, *, num_groups):
@@ -226,7 +348,7 @@ def _sum_keys(values, group, num_groups):
         return xla.segment_sum(values, key, num_groups + 1)[:num_groups]
 
     def sum_on_gpu(values, group):
-        return sums_cuda.sum_keys(values, group, num_groups)
+        return sum_keys(values, group, num_groups)
 
     exact = values.dtype == jnp.int32
     run = choose(xla=sum_plainly, cuda=sum_on_gpu if exact else None)
