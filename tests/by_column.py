@@ -33,5 +33,6 @@ def sum_histogram(columns, channels, node, *, implementation=None, **sizes):
 
 
 def sum_child_histogram(columns, channels, node, **sizes):
-    """jboost.trees.histogram.sum_child_histogram."""
-    return histogram.sum_child_histogram(as_codes(columns), channels, node, **sizes)
+    """jboost.trees.histogram.sum_plain_histogram of the smaller children."""
+    rows = as_codes(columns), channels, node
+    return histogram.sum_plain_histogram(*rows, **sizes, children=True)

@@ -10,7 +10,7 @@ from elsewhere import NAME, find_device
 import jboost as jb
 from jboost.codes.codes import DenseCodes
 from jboost.numerics.random import sample_in_xla
-from jboost.trees.histogram import sum_child_histogram, sum_plain_histogram
+from jboost.trees.histogram import sum_plain_histogram
 
 DEVICE = find_device()
 pytestmark = pytest.mark.skipif(DEVICE is None, reason="JAX_PLATFORMS names others")
@@ -101,11 +101,11 @@ def test_histograms_of_groups_of_features(children, most, monkeypatch):
     columns = RNG.integers(0, 8, (5, 400)).astype(np.uint8)
     values = RNG.integers(-99, 99, (400, 3)).astype(np.int32)
     node = np.where(np.arange(400) % 2, RNG.integers(0, 3, 400), -1).astype(np.int32)
-    run = sum_child_histogram if children else sum_plain_histogram
     with jax.default_device(DEVICE):
         rows = map(jax.numpy.asarray, (values, node))
         codes = DenseCodes(jax.numpy.asarray(columns))
-        found = run(codes, *rows, num_nodes=3, num_bins=8)
+        sizes = dict(num_nodes=3, num_bins=8, children=children)
+        found = sum_plain_histogram(codes, *rows, **sizes)
     expected = references.histogram(columns, values, node, 3, 8)
     np.testing.assert_array_equal(found, expected)
 

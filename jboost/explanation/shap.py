@@ -14,6 +14,7 @@ from the leaves up. An edge replaces the factor of the previous edge on its feat
 
 import math
 from dataclasses import replace
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -106,34 +107,23 @@ def explain(
 ) -> Float[Array, "N *F K"]:
     """Computes Shapley values [N, F, K], or interactions [N, F, F, K] of ``pairs``."""
     points = make_points(max_depth, rows.num_features)
-
-    def in_xla(rows, trees, leaf_value, cover):
-        leaves = leaf_value, cover
-        return _explain_in_xla(
-            rows, trees, leaves, points, max_depth=max_depth, pairs=pairs
-        )
-
-    def on_cpu(rows, trees, leaf_value, cover):
-        leaves = leaf_value, cover
-        return _run_kernel(call, rows, trees, leaves, points, max_depth, pairs)
-
     # The CPU kernels recurse over the tree, which limits its depth.
-    deep = max_depth > _DEEPEST
-    run = in_xla if deep else choose(cpu=on_cpu, xla=in_xla)
-    return run(rows, trees, leaf_value, cover)
+    cpu = None if max_depth > _DEEPEST else partial(_run_kernel, call)
+    sizes: Any = dict(points=points, max_depth=max_depth, pairs=pairs)
+    run = choose(cpu=cpu, xla=_explain_in_xla, **sizes)
+    return run(rows, trees, (leaf_value, cover))
 
 
 def _run_kernel(run, rows, trees, leaves, points, max_depth, pairs):
     """Computes :func:`explain` by native/shap.h, up to rounding."""
     features = [rows.num_features] * (1 + pairs)
     result = floats(rows.num_rows, *features, leaves[0].shape[1])
-    values = *leaves, *points
     return run_trees(
-        run, "shap", result, rows, trees, values, max_depth, pairs=int(pairs)
+        run, "shap", result, rows, trees, (leaves, points), max_depth, pairs=int(pairs)
     )
 
 
-def _explain_in_xla(rows, trees, leaves, points, *, max_depth, pairs):
+def _explain_in_xla(rows, trees, leaves, *, points, max_depth, pairs):
     """Computes :func:`explain` in plain XLA; this is the reference for the kernels.
 
     Processes rows in blocks to bound memory. Each block needs arrays [M, P, rows] and,

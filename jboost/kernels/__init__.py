@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One file per operation and platform; each operation means the same in all of them."""
+"""Calls of kernels, by operation; an operation means the same on all platforms."""

@@ -200,41 +200,34 @@ def find_cuts(
     return BestCuts(*launch(run, histogram, allowed, unit, limits, least_count))
 
 
-def count_sides(columns, feature, threshold, row_slot, in_bag):
+def count_sides(codes, split, row_slot, in_bag):
     """See :func:`jboost.trees.levels.count_sides`."""
-    slots, num_rows = feature.shape[0], row_slot.shape[0]
+    slots, num_rows = split.feature.shape[0], row_slot.shape[0]
     copies = count_copies(3 * slots)
     blocks, rows = divide_rows(num_rows, BLOCKS)
     run = Launch(
-        f"count_sides_{_suffix(columns)}",
+        f"count_sides_{_suffix(codes.columns)}",
         (ints(slots, 3),),
         (blocks, 1),
         (num_rows, slots, rows, copies),
         3 * slots * copies * INT,
         zeroed=(True,),
     )
-    return launch(run, columns, feature, threshold, row_slot, in_bag)
+    splits = split.feature, split.threshold
+    return launch(run, codes.columns, *splits, row_slot, in_bag)
 
 
-def route_rows(columns: Any, nodes: Any, rows: Any, slots: int) -> Any:
-    """See :func:`jboost.trees.levels.route_rows`.
-
-    Args:
-      nodes: feature, threshold and missing_left of each split, pair, left_smaller.
-      rows: in_bag, slot and position of each row.
-      slots: the number of slots of the next level.
-
-    Returns:
-      The fields of :class:`jboost.trees.levels.Moved`, in their order.
-    """
-    num_rows = columns.shape[1]
+def route_rows(codes, split, *others, slots):
+    """See :func:`jboost.trees.levels.route_rows`; returns the fields of ``Moved``."""
+    num_rows = codes.num_rows
     run = Launch(
-        f"route_{_suffix(columns)}",
+        f"route_{_suffix(codes.columns)}",
         (ints(num_rows),) * 3,
         (-(-num_rows // (4 * THREADS)), 1),
-        (num_rows, nodes[0].shape[0], slots),
+        (num_rows, split.feature.shape[0], slots),
     )
-    return launch(run, columns, *nodes, *rows)
+    splits = split.feature, split.threshold, split.missing_left
+    return launch(run, codes.columns, *splits, *others)
 
 
 def sample_features(seeds, fractions, *, num_features):

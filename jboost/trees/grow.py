@@ -22,7 +22,7 @@ from jboost.kernels import grow_cpu, levels_cpu
 from jboost.kernels.library import choose
 from jboost.numerics.exact import sum_by_group
 from jboost.tables.categories import goes_left
-from jboost.trees.histogram import sum_child_histogram, sum_plain_histogram
+from jboost.trees.histogram import sum_plain_histogram
 from jboost.trees.levels import (
     column_fractions,
     count_sides,
@@ -42,7 +42,7 @@ from jboost.trees.rounding import Quantization, make_rows, measure_rows
 from jboost.trees.splitting import WEIGHT_SLACK
 from jboost.trees.tree import CATEGORICAL, Tree
 
-_SHARED_LEVELS = 6
+_SHARED_LEVELS = 6  # the most levels that share one compiled loop body
 
 
 class _PlainState(NamedTuple):
@@ -57,10 +57,10 @@ class _PlainState(NamedTuple):
 
 
 def _grow_plainly(
-    codes, gradient, curvature, in_bag, seed, limits, measure=None,
-    *, max_depth, num_bins, most, max_leaves, uniform, shared_levels=_SHARED_LEVELS,
+    codes, gradient, curvature, in_bag, seed, limits, measure=None, *, max_depth,
+    num_bins, most, max_leaves, uniform, shared_levels=_SHARED_LEVELS,
 ):  # fmt: skip
-    """Grows the tree; ``shared_levels`` is the most that share a compiled loop body."""
+    """Grows the tree in plain XLA; ``most`` is the most nodes of a level."""
     rows = make_rows(codes, gradient, curvature, in_bag, seed, uniform, measure)
     given = limits
     limits, unit = to_search_units(given, rows.unit)
@@ -84,7 +84,7 @@ def _grow_plainly(
     slots = min(2 ** (max(1, min(max_depth, shared_levels)) - 1), most)
     shared = max_depth if max_depth <= shared_levels else max(0, shared_levels - 1)
     node = jnp.where(rows.in_bag, jnp.int32(0), -1)
-    root = _sum_nodes(sum_plain_histogram, rows, node, 1, limits, num_bins)
+    root = _sum_nodes(rows, node, 1, limits, num_bins)
     path = start_paths(limits, max_leaves, slots, max_depth)
     leaf = make_leaf(max_depth, num_bins, limits.categories is not None)
     # The first level: the root in slot 0, the other slots empty.
@@ -102,11 +102,16 @@ def _grow_plainly(
     return state.tree._replace(bounds=bounds), state.row_position
 
 
-def _sum_nodes(kernel, rows, node, num_nodes, limits, num_bins, enabled: Any = True):
+def _sum_nodes(
+    rows, node, num_nodes, limits, num_bins, enabled: Any = True, *, children=False
+):  # fmt: skip
     """Sums the histograms of the nodes, and counts only where they are needed."""
-    sizes = dict(num_nodes=num_nodes, num_bins=num_bins)
     counted = jnp.asarray(limits.min_child_samples) > 1
-    return total(kernel(rows.codes, rows.channels, node, enabled, counted, **sizes))
+    sums = sum_plain_histogram(
+        rows.codes, rows.channels, node, enabled, counted,
+        num_nodes=num_nodes, num_bins=num_bins, children=children,
+    )  # fmt: skip
+    return total(sums)
 
 
 def _sum_squares(rows, row_slot, slots):
@@ -138,10 +143,8 @@ def _split_nodes(level, state, split, rows, limits, slots, num_bins, max_depth):
     if path.free is not None:
         done |= path.free == 0
     # Of one shard, more than half of the rows may be in smaller children.
-    whole = current_shards() is None
-    kernel = sum_child_histogram if whole else sum_plain_histogram
-    size = pairs.source.shape[0]
-    small = _sum_nodes(kernel, rows, moved.node, size, limits, num_bins, ~done)
+    whole, size = current_shards() is None, pairs.source.shape[0]
+    small = _sum_nodes(rows, moved.node, size, limits, num_bins, ~done, children=whole)
     histogram = join_children(state.histogram, pairs.source, left_smaller, small, slots)
     return _PlainState(
         histogram, pairs.position, moved.slot, moved.position, tree, path
@@ -149,10 +152,10 @@ def _split_nodes(level, state, split, rows, limits, slots, num_bins, max_depth):
 
 
 def _grow_natively(
-    codes, gradient, curvature, in_bag, seed, limits, measure=None,
-    *, max_depth, num_bins, most, max_leaves, uniform,
+    codes, gradient, curvature, in_bag, seed, limits, measure=None, *, max_depth,
+    num_bins, most, max_leaves, uniform,
 ):  # fmt: skip
-    """Grows the tree by kernels; ``most`` is the most nodes of a level."""
+    """Grows the tree by the CPU kernels."""
     sizes = grow_cpu.TreeSizes(
         max_depth=max_depth,
         max_leaves=max_leaves or 0,
@@ -164,14 +167,10 @@ def _grow_natively(
     codes = codes.pack(num_bins)
     if collectives.current_shards() is None:
         found = grow_cpu.grow_tree(
-            codes.operands,
-            (*rows, column_fractions(limits)),
-            kernel_limits(limits, codes.num_features),
-            limits.values,
-            limits.groups,
-            kernel_categories(limits.categories),
-            sizes=sizes,
-        )
+            codes.operands, (*rows, column_fractions(limits)),
+            kernel_limits(limits, codes.num_features), limits.values, limits.groups,
+            kernel_categories(limits.categories), sizes=sizes,
+        )  # fmt: skip
     else:
         measure = measure or measure_rows(gradient, curvature, in_bag, uniform)
         found = _grow_in_shards(codes, rows, measure, limits, sizes)

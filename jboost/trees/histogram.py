@@ -67,47 +67,21 @@ def sum_plain_histogram(
     *,
     num_nodes: int,
     num_bins: int,
+    children: bool = False,
 ) -> Int32[Array, "M F B C"]:
     """Computes :func:`sum_histogram` in plain XLA, or by a kernel for GPUs or TPUs.
 
     Args:
       enabled: whether the sums are needed; otherwise they are 0.
       counted: whether those of the third channel are needed; otherwise they are 0.
+      children: whether the nodes are smaller children, of at most N // 2 rows.
     """
     _check_rows(codes, channels, node)
     sizes = dict(num_nodes=num_nodes, num_bins=num_bins)
 
     def build(codes, channels, node):
-        return codes.histogram(channels, node, **sizes)
-
-    return _sum_if(enabled, counted, build, codes, channels, node, sizes)
-
-
-def sum_child_histogram(
-    codes: Codes,
-    channels: Int32[Array, "N C"],
-    node: Int32[Array, " N"],
-    enabled: Bool[Array, ""] | bool = True,
-    counted: Bool[Array, ""] | bool = True,
-    *,
-    num_nodes: int,
-    num_bins: int,
-) -> Int32[Array, "M F B C"]:
-    """Computes :func:`sum_plain_histogram` for the smaller children.
-
-    At most N // 2 rows may have a node.
-    """
-    _check_rows(codes, channels, node)
-    sizes = dict(num_nodes=num_nodes, num_bins=num_bins)
-
-    def build(codes, channels, node):
-        return codes.child_histogram(channels, node, **sizes)
-
-    return _sum_if(enabled, counted, build, codes, channels, node, sizes)
-
-
-def _sum_if(enabled, counted, build, codes, channels, node, sizes):
-    """Computes the sums that are needed, by ``build`` or a kernel."""
+        run = codes.child_histogram if children else codes.histogram
+        return run(channels, node, **sizes)
 
     def sum_on_gpu(enabled, counted, codes, channels, node):
         rows = (channels, node, enabled, counted)

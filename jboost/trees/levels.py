@@ -177,7 +177,8 @@ def count_sides(
     in_bag: Bool[Array, " N"],
 ) -> Int32[Array, "M 3"]:
     """Rows in the bag of each slot: left by their codes, right by them, missing."""
-    run = choose(xla=_count_plainly, cuda=_kernel_for(codes, split, _count_on_gpu))
+    cuda = _kernel_for(codes, split, levels_cuda.count_sides)
+    run = choose(xla=_count_plainly, cuda=cuda)
     return run(codes, split, row_slot, in_bag)
 
 
@@ -185,11 +186,6 @@ def _kernel_for(codes, split, kernel):
     """Returns the kernel for GPUs if it takes the codes and the splits, else None."""
     takes = levels_cuda.takes(codes) and split.left_codes is None
     return kernel if takes else None
-
-
-def _count_on_gpu(codes, split, row_slot, in_bag):
-    nodes = split.feature, split.threshold
-    return levels_cuda.count_sides(codes.columns, *nodes, row_slot, in_bag)
 
 
 def _count_plainly(codes, split, row_slot, in_bag):
@@ -307,20 +303,15 @@ def route_rows(
     slots: int,
 ) -> Moved:
     """Sends rows down by splits from :func:`settle_splits`."""
-    cuda = _kernel_for(codes, split, _route_on_gpu)
+    cuda = _kernel_for(codes, split, levels_cuda.route_rows)
     run = choose(xla=_route_plainly, cuda=cuda, slots=slots)
-    nodes = split, pair, left_smaller
-    return run(codes, nodes, in_bag, row_slot, row_position)
+    rows = in_bag, row_slot, row_position
+    return Moved(*run(codes, split, pair, left_smaller, *rows))
 
 
-def _route_on_gpu(codes, nodes, *rows, slots):
-    split, pair, left_smaller = nodes
-    nodes = split.feature, split.threshold, split.missing_left, pair, left_smaller
-    return Moved(*levels_cuda.route_rows(codes.columns, nodes, rows, slots))
-
-
-def _route_plainly(codes, nodes, in_bag, row_slot, row_position, *, slots):
-    split, pair, left_smaller = nodes
+def _route_plainly(
+    codes, split, pair, left_smaller, in_bag, row_slot, row_position, *, slots
+):  # fmt: skip
     highest = jnp.iinfo(jnp.int32).max  # rows that have stopped stay left
     code = codes.row_codes(lookup(split.feature, row_slot, 0))
     threshold = lookup(split.threshold, row_slot, highest)
@@ -332,11 +323,9 @@ def _route_plainly(codes, nodes, in_bag, row_slot, row_position, *, slots):
     right = jnp.where(code == MISSING, missing_right, above)
     row_pair = lookup(pair, row_slot, slots)
     smaller = (right == 0) == lookup(left_smaller, row_slot, False)
-    return Moved(
-        node=jnp.where(in_bag & smaller, row_pair, -1),
-        slot=jnp.minimum(2 * row_pair + right, slots),
-        position=2 * row_position + right,
-    )
+    node = jnp.where(in_bag & smaller, row_pair, -1)
+    slot = jnp.minimum(2 * row_pair + right, slots)
+    return node, slot, 2 * row_position + right
 
 
 def join_children(
