@@ -4,6 +4,7 @@
 import subprocess
 import sys
 from dataclasses import replace
+from types import SimpleNamespace
 
 import jax.numpy as jnp
 import matplotlib
@@ -24,7 +25,7 @@ from matplotlib.figure import Figure
 
 from jboost import plotting
 from jboost.model.ensemble import Links
-from jboost.plotting.tree_drawing import place_across, place_along
+from jboost.plotting.tree_drawing import place_boxes
 from jboost.tables.categories import Categories
 from jboost.trees.tree import LeafSums
 
@@ -341,18 +342,26 @@ def test_layout_is_tidy():
     #    3 4   5 6
     #     7 8 9 10
     parents = [-1, 0, 0, 1, 1, 2, 2, 4, 4, 5, 5]
-    sizes = [4.0, 2, 2, 1, 3, 3, 1, 1, 1, 1, 1]
-    places = place_across(parents, sizes, 0.5)
+    depths = [0, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3]
+    sizes = np.array([4.0, 2, 2, 1, 3, 3, 1, 1, 1, 1, 1])
+    nodes = [
+        SimpleNamespace(parent=parent, depth=depth)
+        for parent, depth in zip(parents, depths, strict=True)
+    ]
+    boxes = np.stack([np.arange(11.0), sizes], axis=1)
+    starts, places = place_boxes(nodes, boxes, sideways=True).T
     assert places[0] == pytest.approx((places[1] + places[2]) / 2)
     assert places[4] - places[7] == pytest.approx(places[5] - places[9])
     level = [[1, 2], [3, 4, 5, 6], [7, 8, 9, 10]]
-    for nodes in level:
-        for a, b in itertools.pairwise(nodes):
+    for row in level:
+        for a, b in itertools.pairwise(row):
             room = places[b] - places[a] - (sizes[a] + sizes[b]) / 2
-            assert room >= 0.5 - 1e-9
-    assert min(p - s / 2 for p, s in zip(places, sizes, strict=True)) == 0
-    starts = place_along([0, 1, 1, 2], [3.0, 1.0, 2.0, 9.0], 1.0)
-    assert starts.tolist() == [0, 4, 7]
+            assert room >= 5 - 1e-9
+    assert min(places - sizes / 2) == 0
+    # A level begins where the widest box of the level above ends, after a gap of 26.
+    assert (starts - boxes[:, 0] / 2).tolist() == [0] + [26] * 2 + [54] * 4 + [86] * 4
+    across = place_boxes(nodes, boxes[:, ::-1], sideways=False)
+    np.testing.assert_array_equal(across, np.stack([places, starts], axis=1))
 
 
 def test_loss_panels_show_value_and_derivatives():

@@ -7,10 +7,9 @@ shows or saves a figure: call ``plt.show()`` or ``ax.figure.savefig(...)``. Colo
 from the current matplotlib style.
 """
 
-from jboost.plotting.curves import importance, learning_curve, loss
-from jboost.plotting.dependence import partial_dependence
-from jboost.plotting.swarms import shap_summary
-from jboost.plotting.tree_drawing import tree, tree_to_dot
+from jboost.plotting.curves import learning_curve, loss
+from jboost.plotting.explanations import importance, partial_dependence, shap_summary
+from jboost.plotting.trees import tree, tree_to_dot
 
 __all__ = [
     "importance",

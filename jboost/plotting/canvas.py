@@ -6,7 +6,7 @@ matplotlib is an optional dependency, so functions import it only when they are 
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -63,13 +63,12 @@ def check_axes(name: str, ax: Any) -> "Axes":
     return ax
 
 
-def tidy(ax: "Axes", grid: str = "both") -> None:
+def tidy(ax: "Axes", grid: Literal["both", "x"] = "both") -> None:
     """Removes the top and right spines, and adds a faint grid behind the data."""
     ax.spines[["top", "right"]].set_visible(False)
     ax.set_axisbelow(True)
     ax.grid(False)
-    if grid != "none":
-        ax.grid(axis=grid, color=ink(ax), alpha=0.15, linewidth=0.6)  # type: ignore[arg-type]
+    ax.grid(axis=grid, color=ink(ax), alpha=0.15, linewidth=0.6)
 
 
 def ink(ax: "Axes") -> Any:

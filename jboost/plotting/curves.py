@@ -1,23 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bars of importance, learning curves, and panels of a loss and its derivatives."""
+"""Learning curves, and panels of a loss and its derivatives."""
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jaxtyping import ArrayLike, Shaped
 
 from jboost.boosting.inspection import inspect_loss
-from jboost.entry.checks import check_integer
 from jboost.entry.messages import show
-from jboost.explanation.importance import Importance, ImportanceKind, feature_importance
 from jboost.losses import Adaptive
-from jboost.model.ensemble import Model
 from jboost.objective.curvature import Curvature
 from jboost.plotting.canvas import (
     colors,
     ink,
-    label_features,
     need_matplotlib,
     open_axes,
     open_panels,
@@ -30,87 +26,9 @@ from jboost.training.history import UNNAMED, History
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-
-def importance(
-    model: Model | Importance,
-    *,
-    kind: ImportanceKind = "improvement",
-    max_features: int = 20,
-    ax: "Axes | None" = None,
-) -> "Axes":
-    """Draws the importance of features as bars, the most important on top.
-
-    Args:
-      model: a model, or the result of :func:`jboost.feature_importance` or
-        :func:`jboost.explanation.permutation_importance`. Deviations, if there are any,
-        are drawn as error bars.
-      kind: the kind of importance to compute if ``model`` is a model; see
-        :func:`jboost.feature_importance`.
-      max_features: the maximum number of bars.
-      ax: the axes to draw on; None creates a new figure.
-
-    Returns:
-      The axes.
-
-    Raises:
-      TypeError, ValueError: an argument is invalid, or the model does not have the data
-        for this kind of importance.
-
-    Example:
-      >>> import numpy as np, jboost as jb
-      >>> from jboost import plotting
-      >>> x = np.random.default_rng(0).normal(size=(200, 3))
-      >>> model, _ = jb.fit(x, 3 * x[:, 1] + x[:, 2], num_rounds=20)
-      >>> [label.get_text() for label in plotting.importance(model).get_yticklabels()]
-      ['x1', 'x2', 'x0']
-    """
-    check_integer("max_features", max_features, least=1)
-    name = "importance"
-    if not isinstance(model, Importance):
-        model, name = feature_importance(model, kind), f"importance ({kind})"
-    size = len(model.values)
-    labels = label_features(model.names, size)
-    # A stable sort keeps features of equal importance in their original order.
-    top = np.argsort(-model.values, kind="stable")[:max_features]
-    errors = None if model.deviations is None else model.deviations[top]
-    ax = open_axes(ax, (6.4, 1.1 + 0.26 * max(3, len(top))))
-    places = np.arange(len(top))
-    ax.barh(
-        places, model.values[top], 0.72, color=colors(1)[0], xerr=errors,
-        error_kw=dict(ecolor=ink(ax), elinewidth=1, capsize=2),
-    )  # fmt: skip
-    ax.set_yticks(places, [plain(labels[feature]) for feature in top])
-    ax.set_ylim(len(top) - 0.4, -0.6)
-    ax.tick_params(axis="y", length=0)
-    if (model.values[top] < 0).any():
-        ax.axvline(0, color=ink(ax), linewidth=0.8)
-    more = f", {len(top)} of {size} features" if len(top) < size else ""
-    ax.set_xlabel(name + more)
-    tidy(ax, "x")
-    return ax
-
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
+_REACH = 4.0  # range of scores on both sides, in units of max(1, |minimizer|)
+_STEEP = 3.0  # the y-axis ends at this multiple of a high quantile of the curves
 _FEW = 12  # up to this many rounds, points are drawn in addition to the line
-
-
-class _Curves(NamedTuple):
-    """Holds the data of a plot.
-
-    Attributes:
-      lines: {set: [R]}; the training set comes first if it is present.
-      widths: {set: [R]}, half the width of the band around the line, for the sets that
-        have a band.
-      best: the round to mark, or None.
-      marked: the name of the set that gets the mark on its line.
-    """
-
-    lines: dict[str, np.ndarray]
-    widths: dict[str, np.ndarray]
-    best: int | None
-    marked: str
 
 
 def learning_curve(
@@ -149,13 +67,13 @@ def learning_curve(
     """
     _check(history, metric)
     folds = isinstance(history, CrossValidation)
-    curves = (_read_folds if folds else _read_history)(history, metric)
+    lines, widths, marked = (_read_folds if folds else _read_history)(history, metric)
     need_matplotlib()
     from matplotlib.ticker import MaxNLocator
 
     ax = open_axes(ax, (6.4, 4.0))
-    own = colors(len(curves.lines))
-    for color, (name, values) in zip(own, curves.lines.items(), strict=True):
+    own = colors(len(lines))
+    for color, (name, values) in zip(own, lines.items(), strict=True):
         rounds = np.arange(len(values))
         ax.plot(
             rounds,
@@ -168,11 +86,17 @@ def learning_curve(
             color=color,
             label=plain(name),
         )
-        if name in curves.widths:
-            low, high = values - curves.widths[name], values + curves.widths[name]
+        if name in widths:
+            low, high = values - widths[name], values + widths[name]
             ax.fill_between(rounds, low, high, color=color, alpha=0.2, linewidth=0)
-    if curves.best is not None and curves.best >= 0:
-        _mark_best(ax, curves, own[list(curves.lines).index(curves.marked)])
+    best = history.best_round
+    if marked is not None and best >= 0:
+        value, color = lines[marked][best], own[list(lines).index(marked)]
+        ax.axvline(best, color=ink(ax), linewidth=0.8, linestyle=":", zorder=1)
+        ax.plot(
+            [best], [value], "o", color=color, markersize=7, zorder=3,
+            label=f"best round: {best} ({value:.4g})",
+        )  # fmt: skip
     ax.set_xlabel("round")
     ax.set_ylabel("loss" if metric is None else plain(metric))
     whole = MaxNLocator("auto", integer=True, min_n_ticks=1, steps=[1, 2, 5, 10])
@@ -206,11 +130,8 @@ def _check(history, metric):
         )
 
 
-def _read_history(history, metric) -> _Curves:
-    """Returns a line per data set.
-
-    There is no best round without a validation set.
-    """
+def _read_history(history, metric):
+    """Returns {set: [R]}, no widths of bands, and the first validation set or None."""
     sets = history.validation_loss
     if sets is not None and not isinstance(sets, dict):
         sets = {UNNAMED: sets}
@@ -218,12 +139,11 @@ def _read_history(history, metric) -> _Curves:
         lines = {"train": history.train_loss, **(sets or {})}
     else:
         lines = {name: values[metric] for name, values in history.metrics.items()}
-    best = None if sets is None else history.best_round
-    return _Curves(lines, {}, best, next(iter(sets or {}), ""))
+    return lines, {}, None if sets is None else next(iter(sets))
 
 
-def _read_folds(result, metric) -> _Curves:
-    """Returns the means over the folds, and their standard errors."""
+def _read_folds(result, metric):
+    """Returns the means over the folds, their standard errors, and the marked set."""
     tables = {"train": result.train_loss, UNNAMED: result.validation_loss}
     if metric is not None:
         tables = {UNNAMED: result.metrics[metric]}
@@ -234,25 +154,7 @@ def _read_folds(result, metric) -> _Curves:
         for name, table in tables.items()
         if folds > 1
     }
-    return _Curves(lines, widths, result.best_round, UNNAMED)
-
-
-def _mark_best(ax, curves, color):
-    """Draws a point on the curve, and a vertical line through it."""
-    best = curves.best
-    value = curves.lines[curves.marked][best]
-    ax.axvline(best, color=ink(ax), linewidth=0.8, linestyle=":", zorder=1)
-    ax.plot(
-        [best], [value], "o", color=color, markersize=7, zorder=3,
-        label=f"best round: {best} ({value:.4g})",
-    )  # fmt: skip
-
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
-_REACH = 4.0  # range of scores on both sides, in units of max(1, |minimizer|)
-_STEEP = 3.0  # the y-axis ends at this multiple of a high quantile of the curves
+    return lines, widths, UNNAMED
 
 
 def loss(
