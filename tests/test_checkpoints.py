@@ -16,7 +16,7 @@ from tables import SMALL, make_regression, make_runs, same_bits, same_histories
 
 import jboost as jb
 from jboost.model.containers import Container, read_container, write_container
-from jboost.training.checkpoints import hash_blocks
+from jboost.training.checkpoints import hash_rows
 
 X, Y = make_regression()
 RUNS = make_runs()
@@ -101,17 +101,14 @@ def test_the_file_does_not_grow_with_the_rows(tmp_path):
     assert abs(sizes[1] - sizes[0]) < 100  # digits of numbers
 
 
-def test_blocks_are_hashed_as_defined_however_rows_are_divided():
-    rng, size = np.random.default_rng(0), 2**18 + 500
+def test_rows_are_hashed_as_defined_however_they_are_divided():
+    rng, size = np.random.default_rng(0), 20_000
     words = rng.integers(0, 256, (2, size), np.uint8)
-    whole = hash_blocks([words], 0, size)
+    whole = hash_rows([words], 0)
     parts = [words[:, :9000].astype(np.uint16), words[:, 9000:]]
-    np.testing.assert_array_equal(hash_blocks(iter(parts), 0, size), whole)
-    cut = 2**18 - 700  # two processes share a block
-    first = hash_blocks([words[:, :cut]], 0, size)
-    np.testing.assert_array_equal(
-        first + hash_blocks([words[:, cut:]], cut, size), whole
-    )
+    assert hash_rows(iter(parts), 0) == whole
+    cut = 8000  # two processes
+    assert hash_rows([words[:, :cut]], 0) + hash_rows([words[:, cut:]], cut) == whole
 
     def mix(value):
         for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
@@ -120,36 +117,47 @@ def test_blocks_are_hashed_as_defined_however_rows_are_divided():
 
     multipliers = [int(m) | 1 for m in np.random.PCG64(0).random_raw(2)]
     total = 0
-    for row in range(2**18, size):
+    for row in range(size):
         pairs = zip(words[:, row].tolist(), multipliers, strict=True)
         linear = sum(word * multiplier for word, multiplier in pairs)
         total += mix((linear + row * 0x9E3779B97F4A7C15) % 2**64)
-    assert whole.tolist()[1] == total % 2**64
-    # Rows that changed places are found in their block.
-    words[:, [2**18, 2**18 + 7]] = words[:, [2**18 + 7, 2**18]]
-    assert (hash_blocks([words], 0, size) != whole).tolist() == [False, True]
+    assert whole.tolist() == [total % 2**64]
+    words[:, [9, 16]] = words[:, [16, 9]]  # the order of rows matters
+    assert hash_rows([words], 0) != whole
 
 
-def test_the_first_block_that_differs_is_named(tmp_path):
-    size = 2**18 + 5
-    x = (np.arange(size) % 7)[:, None].astype(np.float32)
-    y, path = x[:, 0] ** 2, tmp_path / "run"
-    call = dict(num_rounds=1, max_depth=1, checkpoint=path)
-    jb.fit(x, y, **call)
-    y[size - 2] += 1
-    with pytest.raises(ValueError, match=r"what differs is y \(first in block 1 of"):
-        jb.fit(x, y, **call)
+def test_the_argument_that_differs_is_named(tmp_path):
+    call = dict(checkpoint=tmp_path / "run", sample_weight=np.ones(len(Y)), **SMALL)
+    jb.fit(X, Y, **call)
+    other = Y.copy()
+    other[-2] += 1
+    with pytest.raises(ValueError, match="what differs is y; repeat"):
+        jb.fit(X, other, **call)
+    call["sample_weight"][[0, -1]] = 2, 0
+    with pytest.raises(ValueError, match="sample_weight; repeat"):
+        jb.fit(X, Y, **call)
 
 
-def test_files_of_the_older_format_are_refused(tmp_path):
+def test_digests_of_blocks_are_read_and_older_ones_refused(tmp_path):
     path, before = tmp_path / "run", tmp_path / "before"
     jb.fit(X, Y, checkpoint=path, **SMALL)
     kind, fields, arrays, _ = read_container(path)
-    arrays = {n: a for n, a in arrays.items() if not n.startswith("blocks.")}
+    run = fields["fingerprint"]
+    digests = {name: run.pop(name) for name in ("x", "y", "sample_weight", "offset")}
     write_container(Container(kind, fields, arrays), before)
     with pytest.raises(ValueError, match=r"older format.*model=jb\.load"):
         jb.fit(X, Y, checkpoint=before, **SMALL)
     same_bits(jb.load(before), jb.load(path))
+    for name, digest in digests.items():
+        total = int(digest.removeprefix("sum64:"), 16)
+        blocks = np.array([2**64 - 5, (total + 5) % 2**64], np.uint64)
+        arrays[f"blocks.{name}"] = blocks.view(np.uint32).reshape(-1, 2)
+    write_container(Container(kind, fields, arrays), before)
+    same_bits(jb.fit(X, Y, checkpoint=before, **SMALL)[0], jb.load(path))
+    arrays["blocks.y"][0, 0] += 1
+    write_container(Container(kind, fields, arrays), before)
+    with pytest.raises(ValueError, match="what differs is y; repeat"):
+        jb.fit(X, Y, checkpoint=before, **SMALL)
 
 
 RUN = """
@@ -485,5 +493,5 @@ def test_streams_keep_their_runs_too(tmp_path):
     whole, told = jb.fit(rows(120), **SMALL)
     same_bits(model, whole)
     same_histories(history, told)
-    with pytest.raises(ValueError, match=r"what differs is x \(first in block 0 "):
+    with pytest.raises(ValueError, match="what differs is x; repeat"):
         jb.fit(rows(120, 0.5), **call)

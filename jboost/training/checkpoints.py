@@ -7,6 +7,7 @@ The size of the file does not grow with the rows: it holds trees, history and a 
 numbers, and scores are computed from the trees when a run goes on.
 """
 
+import glob
 import hashlib
 import io
 import json
@@ -55,10 +56,10 @@ from jboost.training.request import FitRequest
 from jboost.training.rows import PaddedRows
 from jboost.trees.initial import MedianStart
 
-BLOCK_ROWS = 2**18
 _STEP = 2**13  # rows at a time, so that their hashes stay in the CPU cache
 _LONGEST = 200  # characters of a loss that errors show
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_DIGESTS = ("sha256:", "sum64:")  # prefixes; errors do not show digests
 _TRACED_TOO = ("max_bins",)  # static, but a number of the program, too
 _NAMES: dict[str, str] = {
     "values.bounds": "max_delta_step", "values.l1": "l1", "values.monotone": "monotone",
@@ -69,28 +70,17 @@ _NAMES: dict[str, str] = {
 }  # fmt: skip
 
 
-class Fingerprint(NamedTuple):
-    """Everything that the result of a run depends on.
-
-    Attributes:
-      settings: the settings by name, as JSON stores them.
-      blocks: digests of x, y, sample_weight and offset, by name; two words for each
-        block of rows.
-    """
-
-    settings: dict[str, Any]
-    blocks: dict[str, np.ndarray]
-
-
 def take_fingerprint(
     request: FitRequest, prepared: Prepared, job: Job, runner: Runner
-) -> Fingerprint:
-    """Returns the settings of a run, and digests of its rows."""
-    settings = describe_run(request, prepared, job)
-    blocks = _hash_rows("", job.rows, runner.read_codes())
+) -> dict[str, Any]:
+    """Returns everything that the result of a run depends on, by name.
+
+    The entries are the settings as JSON stores them, and digests of the rows.
+    """
+    digests = _hash_rows("", job.rows, runner.read_codes())
     for name, part in job.sets.items():
-        blocks |= _hash_rows(f"{name} ", part, part.read_codes())
-    return Fingerprint(settings, blocks)
+        digests |= _hash_rows(f"{name} ", part, part.read_codes())
+    return describe_run(request, prepared, job) | digests
 
 
 def describe_run(request: FitRequest, prepared: Prepared, job: Job) -> dict[str, Any]:
@@ -208,35 +198,10 @@ def _name_differences(old, new, form):
         before, now = old.get(key), new.get(key)
         if before == now:
             continue
-        hidden = str(before).startswith("sha256:") or str(now).startswith("sha256:")
+        hidden = any(str(each).startswith(_DIGESTS) for each in (before, now))
         values = form.format(repr(before), repr(now))
         differing.append(key if hidden else f"{key} ({values})")
     return differing
-
-
-def compare_fingerprints(old: Fingerprint, new: Fingerprint, name: str) -> None:
-    """Raises if two runs differ, and names the differences.
-
-    Args:
-      old: the fingerprint in the checkpoint ``name``.
-      new: the fingerprint of this run.
-    """
-    differing = _name_differences(old.settings, new.settings, "was {}, is {}")
-    for key in new.blocks:
-        before, now = old.blocks.get(key), new.blocks[key]
-        if before is None or before.shape != now.shape:
-            continue  # then the settings differ in sets or numbers of rows
-        differ = np.any(before != now, axis=1)
-        if differ.any():
-            first = int(np.argmax(differ))
-            differing.append(f"{key} (first in block {first} of {BLOCK_ROWS} rows)")
-    if differing:
-        raise ValueError(
-            f"checkpoint {name} is of another run: what differs is "
-            f"{', '.join(differing)}; repeat the call that wrote it (num_rounds may be "
-            f"raised), or give another path, with model=jb.load({name}) to go on from "
-            "its model"
-        )
 
 
 def _name_numbers(numbers: Any, group: str = "") -> Iterator[tuple[str, Any]]:
@@ -268,26 +233,32 @@ def _describe_rows(prefix, rows: PaddedRows):
 
 def _hash_rows(prefix, rows: PaddedRows, codes):
     """Returns the digests of rows without their padding."""
-    division, sparse = rows.division, rows.data.codes
+    sparse = rows.data.codes
     targets, weights = rows.real
     words = [_as_words(leaf) for leaf in jax.tree.leaves(targets)]
     offset = rows.fetch(rows.offset, axis=1).T
+    first = rows.division[0]
     sums = {
-        "x": _hash_entries(sparse, rows.size)
+        "x": _hash_entries(sparse)
         if isinstance(sparse, SparseCodes)
-        else hash_blocks(codes, *division),
-        "y": hash_blocks([np.concatenate(words)], *division),
-        "sample_weight": hash_blocks([_as_words(weights)], *division),
-        "offset": hash_blocks([_as_words(offset)], *division),
+        else hash_rows(codes, first),
+        "y": hash_rows([np.concatenate(words)], first),
+        "sample_weight": hash_rows([_as_words(weights)], first),
+        "offset": hash_rows([_as_words(offset)], first),
     }
     groups = rows.data.groups
     if groups is not None and groups.number is not None:
         number = np.asarray(groups.number)[: rows.size]
-        sums["groups"] = hash_blocks([_as_words(number)], *division)
+        sums["numbers of groups"] = hash_rows([_as_words(number)], first)
     return {
-        prefix + name: total_of_processes(each).view(np.uint32).reshape(-1, 2)
+        prefix + name: _write_sum(total_of_processes(each))
         for name, each in sums.items()
     }
+
+
+def _write_sum(sums):
+    """Returns the sum of hashes as text."""
+    return f"sum64:{int(np.sum(sums, dtype=np.uint64)):016x}"
 
 
 def _as_words(array):
@@ -297,48 +268,43 @@ def _as_words(array):
     return little.view(f"<u{width}").reshape(len(array), size).T  # or of no row
 
 
-def hash_blocks(
-    parts: Iterable[Integer[np.ndarray, "W n"]], first_row: int, num_rows: int
-) -> UInt64[np.ndarray, " B"]:
-    """Hashes rows of integers w, block by block.
+def hash_rows(
+    parts: Iterable[Integer[np.ndarray, "W n"]], first_row: int
+) -> UInt64[np.ndarray, "1"]:
+    """Hashes rows of integers w.
 
-    The hash of a block is the sum of mix(sum_j m_j w_ij + i * golden) over its rows i,
-    modulo 2^64, with odd random m_j (multilinear hashing) and the finalizer of
-    SplitMix64 (Steele, Lea and Flood 2014). It depends on the order of rows, but not
-    on how they are divided into parts.
+    The hash is the sum of mix(sum_j m_j w_ij + i * golden) over rows i, modulo 2^64,
+    with odd random m_j (multilinear hashing) and the finalizer of SplitMix64 (Steele,
+    Lea and Flood 2014). It depends on the order of rows, but not on how they are
+    divided into parts.
 
     Args:
       parts: the rows of this process, in order.
       first_row: the number of the first of them among all rows.
-      num_rows: the number of rows of all processes.
     """
-    sums, first = np.zeros(-(-num_rows // BLOCK_ROWS), np.uint64), first_row
+    # Sums of arrays wrap silently, those of scalars warn.
+    total, first = np.zeros(1, np.uint64), first_row
     for part in parts:
         multipliers = _choose_multipliers(len(part))
-        start, end = 0, part.shape[1]
-        while start < end:
-            block, inside = divmod(first + start, BLOCK_ROWS)
-            stop = min(end, start + min(_STEP, BLOCK_ROWS - inside))
-            hashes = np.arange(first + start, first + stop, dtype=np.uint64) * _GOLDEN
-            for column, multiplier in zip(part, multipliers, strict=True):
-                hashes += column[start:stop].astype(np.uint64) * multiplier
-            # Sums of arrays wrap silently, those of scalars warn.
-            sums[block : block + 1] += np.sum(_mix(hashes), dtype=np.uint64)
-            start = stop
-        first += end
-    return sums
+        for start in range(0, part.shape[1], _STEP):
+            step = part[:, start : start + _STEP]
+            numbers = np.arange(step.shape[1], dtype=np.uint64)
+            hashes = (numbers + np.uint64(first + start)) * _GOLDEN
+            for column, multiplier in zip(step, multipliers, strict=True):
+                hashes += column.astype(np.uint64) * multiplier
+            total += np.sum(_mix(hashes), dtype=np.uint64)
+        first += part.shape[1]
+    return total
 
 
-def _hash_entries(codes: SparseCodes, num_rows):
-    """Hashes the stored entries of sparse codes, block of rows by block of rows."""
+def _hash_entries(codes: SparseCodes):
+    """Hashes the stored entries of sparse codes."""
     starts = np.asarray(codes.starts)
     rows = np.asarray(codes.rows)[: starts[-1]].astype(np.uint64)
     multipliers = np.repeat(_choose_multipliers(len(starts) - 1), np.diff(starts))
     values = np.asarray(codes.codes)[: starts[-1]].astype(np.uint64) + np.uint64(1)
-    sums = np.zeros(-(-num_rows // BLOCK_ROWS), np.uint64)
     hashes = _mix(values * multipliers + rows * _GOLDEN)
-    np.add.at(sums, (rows // np.uint64(BLOCK_ROWS)).astype(np.int64), hashes)
-    return sums
+    return np.sum(hashes, keepdims=True, dtype=np.uint64)
 
 
 def _choose_multipliers(number):
@@ -464,13 +430,13 @@ class Checkpoint(NamedTuple):
     Attributes:
       path: the path of the file.
       every: the number of rounds between two writes of the file.
-      fingerprint: the fingerprint of the run.
+      fingerprint: everything that the result of the run depends on, by name.
       rates: the learning rate of each round.
     """
 
     path: Path
     every: int
-    fingerprint: Fingerprint
+    fingerprint: dict[str, Any]
     rates: np.ndarray
 
 
@@ -493,14 +459,11 @@ def _write(checkpoint, record, position) -> None:
     model = pack(record.model(record.num_rounds), "model.")
     arrays = dict(model.arrays)
     arrays["rates"] = checkpoint.rates[: record.num_rounds]
-    settings, blocks = checkpoint.fingerprint
     for name, value in record.table().items():
         arrays[f"history.{name}"] = value
-    for name, value in blocks.items():
-        arrays[f"blocks.{name}"] = value
     if position is not None:
         arrays |= _flatten(position.state)
-    fields = {**model.fields, "fingerprint": settings}
+    fields = {**model.fields, "fingerprint": checkpoint.fingerprint}
     write_container(Container("Checkpoint", fields, arrays), checkpoint.path)
     record.kept = record.num_rounds  # even if other processes are lost now
 
@@ -537,20 +500,31 @@ def read_checkpoint(checkpoint: Checkpoint) -> Container | None:
     name = repr(os.fspath(checkpoint.path))
     if container.type != "Checkpoint":
         raise FileError(f"checkpoint {name} holds {container.type}, not a checkpoint")
-    settings = container.fields.get("fingerprint")
-    blocks = {
-        key.removeprefix("blocks."): words
-        for key, words in container.arrays.items()
-        if key.startswith("blocks.")
-    }
-    if not isinstance(settings, dict) or not blocks:
+    old, new = container.fields.get("fingerprint"), checkpoint.fingerprint
+    if isinstance(old, dict):
+        # Earlier files have a digest of two words for each block of 2^18 rows.
+        old |= {
+            re.sub(r"\bgroups$", "numbers of groups", key.removeprefix("blocks.")): (
+                _write_sum(words.view(np.uint64))
+            )
+            for key, words in container.arrays.items()
+            if key.startswith("blocks.") and words.shape[1:] == (2,)
+            if words.dtype == np.uint32
+        }
+    if not isinstance(old, dict) or "y" not in old:
         raise ValueError(
             f"checkpoint {name} was written by {container.written_by} in an older "
             "format, whose digests of the rows cannot be compared; give another path, "
             f"with model=jb.load({name}) to go on from its model"
         )
-    old = Fingerprint(settings, blocks)
-    compare_fingerprints(old, checkpoint.fingerprint, name)
+    differing = _name_differences(old, new, "was {}, is {}")
+    if differing:
+        raise ValueError(
+            f"checkpoint {name} is of another run: what differs is "
+            f"{', '.join(differing)}; repeat the call that wrote it (num_rounds may be "
+            f"raised), or give another path, with model=jb.load({name}) to go on from "
+            "its model"
+        )
     if "rates" in container.arrays:
         _compare_rates(container.arrays["rates"], checkpoint.rates, name)
     return container
@@ -625,34 +599,26 @@ def _flatten(state):
 
 def _unflatten(arrays, state):
     """Returns a state with the arrays that ``_flatten`` took from one like it."""
-    found = {
-        key: jax.device_put(_like(arrays[key], value))
-        for key, value in _flatten(state).items()
-    }
+    found = {}
+    for key, like in _flatten(state).items():
+        array = arrays[key]
+        if (array.shape, array.dtype) != (like.shape, like.dtype):
+            raise ValueError(
+                f"shape {array.shape} of {array.dtype}, expected {like.shape} of "
+                f"{like.dtype}"
+            )
+        found[key] = jax.device_put(array)
     fields = {name: found[f"state.{name}"] for name in _STATE}
     for name in _PARAMETERS:
-        leaves, structure = jax.tree.flatten(getattr(state, name))
-        leaves = [found[f"state.{name}.{number}"] for number in range(len(leaves))]
+        structure = jax.tree.structure(getattr(state, name))
+        leaves = (found[f"state.{name}.{i}"] for i in range(structure.num_leaves))
         fields[name] = jax.tree.unflatten(structure, leaves)
     return state._replace(**fields)
-
-
-def _like(array, template):
-    if array.shape != template.shape or array.dtype != template.dtype:
-        raise ValueError(
-            f"shape {array.shape} of {array.dtype}, expected {template.shape} of "
-            f"{template.dtype}"
-        )
-    return array
 
 
 def _remove_parts(path: Path) -> None:
     """Removes temporary files of killed processes that were writing to this path."""
     path = Path(os.path.realpath(path))
-    for part in path.parent.glob(f".{_glob_escape(path.name)}.*.part"):
+    for part in path.parent.glob(f".{glob.escape(path.name)}.*.part"):
         with suppress(OSError):
             part.unlink()
-
-
-def _glob_escape(name):
-    return "".join(f"[{c}]" if c in "*?[" else c for c in name)
