@@ -21,8 +21,6 @@ from jboost.interchange.linked import (
     ForeignError,
     KnownValues,
     build_ensemble,
-    code_splits,
-    place_sets,
     report_failures,
     round_down,
 )
@@ -257,15 +255,15 @@ def _read_text(text):
     scale = num_scores / num_trees if "average_output" in header and num_trees else 1
     splits = [split for i, tree in enumerate(trees) for split in _list_splits(i, tree)]
     known, values = find_categories(infos, rest, splits)
-    categories, words = code_splits(splits, known, values)
-    nodes = [_make_nodes(tree, scale) for tree in trees]
     return build_ensemble(
-        place_sets(nodes, splits, words, categories),
+        [_make_nodes(tree, scale) for tree in trees],
         init_score=np.zeros(num_scores, np.float32),
         num_features=num_features,
         absent="zero",  # as LightGBM reads sparse matrices
         feature_names=tuple(names),
-        categories=categories,
+        splits=splits,
+        known=known,
+        values=values,
         ranges=_read_ranges(infos),
     )
 

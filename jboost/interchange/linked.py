@@ -94,29 +94,12 @@ class KnownValues(NamedTuple):
     listed: Int[np.ndarray, " n"] | None = None
 
 
-def code_splits(
-    splits: Sequence[CategorySplit],
-    known: Mapping[int, KnownValues],
-    values: Mapping[int, tuple[Category, ...]],
-) -> tuple[Categories | None, UInt32[np.ndarray, "S W"]]:
-    """Assigns codes to values and returns the codes that go left at each split.
-
-    Args:
-      splits: the categorical splits of all trees.
-      known: the categories of each categorical feature; its length exceeds every value
-        that the splits list.
-      values: the categories that the integers 0, 1, ... represent, for the features
-        where they are known.
+def _code_splits(splits, known, values):
+    """Assigns codes to values, in the order of values; unlisted ones share a code.
 
     Returns:
-      The categories, and one set of codes (a bit mask) per split. If no feature is
-      categorical: None, and an array of size 0.
-
-    Raises:
-      ValueError: a value or the resulting arrays would be too large.
+      The categories, and the codes that go left at each split, as bits [S, W].
     """
-    if not known:
-        return None, np.zeros((0, 0), np.uint32)
     features = tuple(sorted(known))
     size = max(1, *(each.length for each in known.values()))
     _check_table(known, features, size)
@@ -159,7 +142,7 @@ def _pack_sets(splits, rows, num_words):
     """Packs the codes that go left at each split into 32-bit words."""
     # Every set is as wide as the largest one, so a small file could need much memory.
     held = 8 * sum(split.values.size for split in splits)
-    check_growth(4 * len(splits) * num_words, held)
+    _check_growth(4 * len(splits) * num_words, held)
     words = np.zeros((len(splits), num_words), np.uint32)
     most = {feature: int(row.max()) for feature, row in rows.items()}
     for own, split in zip(words, splits, strict=True):
@@ -171,7 +154,7 @@ def _pack_sets(splits, rows, num_words):
     return words
 
 
-def check_growth(needed: int, held: int) -> None:
+def _check_growth(needed: int, held: int) -> None:
     """Checks that arrays are not many times larger than the data in the file.
 
     All trees share arrays of one shape. A file with one large tree and many small ones
@@ -212,20 +195,12 @@ _BINS = 255  # as many bins share the range of a column by default
 _TINIEST = float(np.finfo(np.float32).tiny)
 
 
-def find_wide_features(
-    feature: Int[np.ndarray, " n"],
-    threshold: Float[np.ndarray, " n"],
-    ranges: Mapping[int, tuple[float, float]],
-) -> list[int]:
+def _find_wide(feature, threshold, ranges):
     """Returns the features that need comparisons in float64.
 
     A feature needs them if a threshold has a magnitude of 2^24 or more, or if the gap
     between two thresholds is smaller than 1024 float32 steps. Since there may be few
     thresholds, 1/255 of the range of the feature counts as a gap, too.
-
-    Args:
-      feature, threshold: the feature and the threshold of each numeric split.
-      ranges: the least and the largest value of each feature with a known range.
     """
     found = []
     for index in np.unique(feature).tolist():
@@ -268,40 +243,25 @@ def round_down(threshold: Float[np.ndarray, " M"]) -> Float32[np.ndarray, " M"]:
     return np.where((low < 0) & (low > -_TINY), -_TINY, low)
 
 
-def place_sets(
-    trees: Sequence[Nodes],
-    splits: Sequence[CategorySplit],
-    words: UInt32[np.ndarray, "S W"],
-    categories: Categories | None,
-) -> list[Nodes]:
-    """Returns the trees with the codes that go left at their categorical splits.
-
-    Args:
-      trees: trees with a threshold of NaN at each categorical split.
-      splits: the categorical splits.
-      words: the set of codes of each split.
-      categories: the categories of the model; None if no feature is categorical.
-
-    Raises:
-      ValueError: a split compares a categorical feature with a threshold, which is not
-        possible because codes do not keep the order of values; or the arrays would be
-        too large.
-    """
-    indices = () if categories is None else categories.features
+def _place_sets(trees, splits, known, values):
+    """Returns the categories, and the trees with the codes that go left."""
+    categories, words = None, np.zeros((0, 0), np.uint32)
+    if known:
+        categories, words = _code_splits(splits, known, values)
     for tree in trees:
         numeric = ~tree.is_leaf & ~np.isnan(tree.threshold)
-        if np.isin(tree.feature[numeric], indices).any():
+        if np.isin(tree.feature[numeric], [*known]).any():  # codes are not in order
             raise ValueError("a tree compares a categorical feature with a threshold")
     if not words.shape[1]:
-        return list(trees)
+        return categories, trees
     num_nodes = sum(len(tree.left) for tree in trees)
     held = _NODE_BYTES * num_nodes + words.nbytes
-    check_growth(4 * words.shape[1] * num_nodes, held)
+    _check_growth(4 * words.shape[1] * num_nodes, held)
     sets = [np.zeros((len(tree.left), words.shape[1]), np.uint32) for tree in trees]
     for split, own in zip(splits, words, strict=True):
         sets[split.tree][split.node] = own
     pairs = zip(trees, sets, strict=True)
-    return [tree._replace(left_codes=codes) for tree, codes in pairs]
+    return categories, [tree._replace(left_codes=codes) for tree, codes in pairs]
 
 
 def list_trees(model: Ensemble) -> list[Nodes]:
@@ -321,7 +281,9 @@ def build_ensemble(
     num_features: int,
     absent: Absent,
     feature_names: tuple[str, ...] | None = None,
-    categories: Categories | None = None,
+    splits: Sequence[CategorySplit] = (),
+    known: Mapping[int, KnownValues] | None = None,
+    values: Mapping[int, tuple[Category, ...]] | None = None,
     shared: bool = False,
     ranges: Mapping[int, tuple[float, float]] | None = None,
 ) -> Ensemble:
@@ -331,22 +293,29 @@ def build_ensemble(
     linked nodes otherwise.
 
     Args:
-      trees: the trees in the order of rounds, K per round. Trees of a library that
-        compares in float64 have its exact thresholds.
+      trees: the trees in the order of rounds, K per round, with a threshold of NaN at
+        categorical splits. Trees of a library that compares in float64 have its exact
+        thresholds.
       init_score: [K]; K = 1 makes a model with one score per row.
       num_features: the number of columns of the training matrix.
       absent: how the other library reads entries that a sparse matrix does not store.
       feature_names: the names of the columns, if they are known.
-      categories: the categories of the model; None if no feature is categorical.
+      splits: the categorical splits.
+      known: the categories of each categorical feature; its length exceeds every value
+        that the splits list.
+      values: the categories that the integers 0, 1, ... represent, for the features
+        where they are known.
       shared: whether the K trees of each round have the same splits, which are then
         stored once.
       ranges: the least and the largest value of features, where they are known.
 
     Raises:
-      ValueError: the nodes do not form a tree, or use a feature that does not exist;
-        the arrays would be many times larger than the trees; or :func:`jboost.load`
-        would reject the model.
+      ValueError: the nodes do not form a tree, use a feature that does not exist, or
+        compare a categorical feature with a threshold; a category is too large; the
+        arrays would be many times larger than the trees; or :func:`jboost.load` would
+        reject the model.
     """
+    categories, trees = _place_sets(trees, splits, known or {}, values or {})
     pairs = [sort_nodes(tree) for tree in trees]
     for tree, _ in pairs:
         features = tree.feature[~tree.is_leaf]
@@ -409,7 +378,7 @@ def _check_arrays(trees, depth, linked):
     size = _NODE_BYTES + 4 * max(words, default=0)
     pairs = zip(trees, words, strict=True)
     held = sum(len(tree.left) * (_NODE_BYTES + 4 * own) for tree, own in pairs)
-    check_growth(len(trees) * each * size, held)
+    _check_growth(len(trees) * each * size, held)
 
 
 def _keep_wide(pairs, ranges):
@@ -424,7 +393,7 @@ def _keep_wide(pairs, ranges):
         )
         for name in ("feature", "exact_threshold")
     )
-    wide = find_wide_features(feature, exact, ranges)
+    wide = _find_wide(feature, exact, ranges)
 
     def keep(tree, split) -> Any:
         kept = split & np.isin(tree.feature, wide)

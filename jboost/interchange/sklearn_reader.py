@@ -15,8 +15,6 @@ from jboost.interchange.linked import (
     ForeignError,
     KnownValues,
     build_ensemble,
-    code_splits,
-    place_sets,
     report_failures,
     round_down,
 )
@@ -79,15 +77,15 @@ def read_sklearn(estimator: Any) -> Ensemble:
         from sklearn.utils.validation import check_is_fitted
     except ImportError:
         raise ImportError("read_sklearn needs scikit-learn: install it") from None
-    forests = (
-        ensemble.RandomForestRegressor,
-        ensemble.RandomForestClassifier,
-        ensemble.ExtraTreesRegressor,
-        ensemble.ExtraTreesClassifier,
-    )
-    readers = {
-        (tree.DecisionTreeRegressor, tree.DecisionTreeClassifier): _read_tree,
-        forests: _read_forest,
+    readers: dict[Any, Any] = {
+        (
+            tree.DecisionTreeRegressor,
+            tree.DecisionTreeClassifier,
+            ensemble.RandomForestRegressor,
+            ensemble.RandomForestClassifier,
+            ensemble.ExtraTreesRegressor,
+            ensemble.ExtraTreesClassifier,
+        ): _read_forest,
         (
             ensemble.GradientBoostingRegressor,
             ensemble.GradientBoostingClassifier,
@@ -105,52 +103,30 @@ def read_sklearn(estimator: Any) -> Ensemble:
                 raise ValueError("estimator must be fitted, but it is not") from None
             name = f"estimator {type(estimator).__name__}"
             with report_failures(name, "scikit-learn"):
-                return _build(estimator, read(estimator))
+                return read(estimator)
     raise TypeError(f"estimator must be one of {_READ}, got {type(estimator).__name__}")
 
 
-def _build(estimator, parts):
+def _build(estimator, trees, init_score, **others):
     names = getattr(estimator, "feature_names_in_", None)
     return build_ensemble(
-        parts.trees,
-        init_score=np.asarray(parts.init_score, np.float32),
+        trees,
+        init_score=np.asarray(init_score, np.float32),
         num_features=int(estimator.n_features_in_),
         absent="zero",  # as scikit-learn reads sparse matrices
         feature_names=None if names is None else tuple(map(str, names)),
-        categories=parts.categories,
-        shared=parts.shared,
-        ranges=parts.ranges,
+        **others,
     )
 
 
-class _Parts(NamedTuple):
-    """Holds the arguments of :func:`build_ensemble` that depend on the estimator."""
-
-    trees: list[Nodes]
-    init_score: Any
-    categories: Any = None
-    shared: bool = False
-    ranges: Any = None
-
-
-def _read_tree(estimator):
-    return _average([estimator], estimator)
-
-
 def _read_forest(estimator):
-    return _average(estimator.estimators_, estimator)
-
-
-def _average(members, estimator):
-    """Divides leaf values by the number of trees.
-
-    The ensemble adds the values of its trees, whereas a forest averages them.
-    """
+    """Reads a tree or a forest, which averages the values that an Ensemble adds."""
     if estimator.n_outputs_ > 1 and hasattr(estimator, "classes_"):
         raise ForeignError(
             "must have one output if it is a classifier, got "
             f"{estimator.n_outputs_} outputs"
         )
+    members = getattr(estimator, "estimators_", [estimator])
     trees, num_scores = [], 1
     for member in members:
         values = member.tree_.value  # [M, outputs, classes]
@@ -161,7 +137,7 @@ def _average(members, estimator):
             values = values[:, :, 0]
         num_scores = values.shape[1]
         trees += [_make_nodes(member.tree_, v / len(members)) for v in values.T]
-    return _Parts(trees, np.zeros(num_scores), shared=num_scores > 1)
+    return _build(estimator, trees, np.zeros(num_scores), shared=num_scores > 1)
 
 
 def _read_boosting(estimator):
@@ -183,7 +159,7 @@ def _read_boosting(estimator):
         _make_nodes(member.tree_, estimator.learning_rate * member.tree_.value[:, 0, 0])
         for member in members.reshape(-1)
     ]
-    return _Parts(trees, start)
+    return _build(estimator, trees, start)
 
 
 def _make_nodes(tree, value: Float[np.ndarray, " M"]):
@@ -239,11 +215,10 @@ def _read_histograms(estimator):
         known[int(index)] = KnownValues(length, encoding.value)
         if encoding.names is not None:
             names[int(index)] = encoding.names
-    categories, words = code_splits(splits, known, names)
     bins = zip(indices.tolist(), estimator._bin_mapper.bin_thresholds_, strict=True)
     ranges = {i: (own[0], own[-1]) for i, own in bins if len(own) and i not in known}
-    trees = place_sets(trees, splits, words, categories)
-    return _Parts(trees, start, categories, ranges=ranges)
+    sets = dict(splits=splits, known=known, values=names)
+    return _build(estimator, trees, start, ranges=ranges, **sets)
 
 
 class _Encoding(NamedTuple):

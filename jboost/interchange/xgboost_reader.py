@@ -8,7 +8,7 @@ with the same scores. Nothing in the file is executed.
 import json
 import os
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Float32
@@ -20,9 +20,8 @@ from jboost.interchange.linked import (
     ForeignError,
     KnownValues,
     build_ensemble,
-    code_splits,
-    place_sets,
     report_failures,
+    round_down,
 )
 from jboost.interchange.xgboost_format import read_categories, read_ubjson
 from jboost.model.ensemble import Ensemble, truncate
@@ -33,17 +32,6 @@ LOGIT = ("binary:logistic", "reg:logistic")
 LOG = ("count:poisson", "reg:gamma", "reg:tweedie", "survival:cox", "survival:aft")
 _MOST_SCORES = 2**16  # limit for models with fewer trees: scores fill memory
 _LEAST_VALUES = 1024  # least categories, if the file does not list them
-_TINY = np.finfo(np.float32).tiny
-
-
-class _Parameters(NamedTuple):
-    """Holds the parameters of a file, which is everything except its trees."""
-
-    num_features: int
-    num_scores: int
-    init_score: Float32[np.ndarray, " K"]
-    feature_names: tuple[str, ...] | None
-    categorical: dict[int, tuple[Any, ...]]  # feature -> categories; () if unknown
 
 
 @on_host("read the model first")
@@ -136,8 +124,8 @@ def _read_document(document):
     inner = booster["gbtree"]["model"] if kind == "dart" else booster["model"]
     # XGBoost before 3.4 keeps the weights of DART's trees beside the trees.
     dropped = (booster if kind == "dart" else inner).get("weight_drop") or None
-    parameters = _read_parameters(learner, inner)
-    num_scores = parameters.num_scores
+    parameters, categorical = _read_parameters(learner, inner)
+    num_scores = len(parameters["init_score"])
     own = [[] for _ in range(num_scores)]
     sizes = [_vector_size(tree) for tree in inner["trees"]]
     for number, (tree, size) in enumerate(zip(inner["trees"], sizes, strict=True)):
@@ -161,18 +149,15 @@ def _read_document(document):
         for number, (tree, nodes) in enumerate(pairs)
         for split in _find_splits(tree, nodes, number)
     ]
-    known = _find_known(parameters, splits)
-    names = {f: v for f, v in parameters.categorical.items() if v}
+    known = _find_known(categorical, splits)
     splits = [_keep_known(split, known[split.feature]) for split in splits]
-    categories, words = code_splits(splits, known, names)
-    nodes = [nodes for _, nodes in pairs]
     return build_ensemble(
-        place_sets(nodes, splits, words, categories),
-        init_score=parameters.init_score,
-        num_features=parameters.num_features,
+        [nodes for _, nodes in pairs],
+        **parameters,
         absent="missing",  # as XGBoost reads sparse matrices
-        feature_names=parameters.feature_names,
-        categories=categories,
+        splits=splits,
+        known=known,
+        values={feature: names for feature, names in categorical.items() if names},
         shared=num_scores > 1 and min(sizes, default=1) > 1,
     )
 
@@ -183,6 +168,10 @@ def _vector_size(tree):
 
 
 def _read_parameters(learner, model):
+    """Returns arguments of build_ensemble, and the names of categories by feature.
+
+    The names are () if the file does not have them.
+    """
     own = learner["learner_model_param"]
     num_features = int(own["num_feature"])
     num_scores = max(1, int(own["num_class"]), int(own.get("num_target", 1)))
@@ -205,13 +194,12 @@ def _read_parameters(learner, model):
         found = read_categories(encoding)
         if found:
             categorical[feature] = found
-    return _Parameters(
+    parameters: dict[str, Any] = dict(
         num_features=num_features,
-        num_scores=num_scores,
         init_score=np.broadcast_to(base, num_scores).astype(np.float32),
         feature_names=names or None,
-        categorical=categorical,
     )
+    return parameters, categorical
 
 
 def link(objective: str, base: Float[np.ndarray, " K"]) -> Float32[np.ndarray, " K"]:
@@ -240,7 +228,9 @@ def _read_tree(tree, score, size, weight):
     categorical = np.zeros(num_nodes, bool)
     if "split_type" in tree:
         categorical = _read_array(tree, "split_type", np.int32, num_nodes) == 1
-    threshold = _float_below(conditions)
+    # XGBoost splits by <, jboost by <=.
+    with np.errstate(over="ignore"):
+        threshold = round_down(np.nextafter(conditions, np.float32(-np.inf)))
     if np.isnan(threshold[~leaf & ~categorical]).any():
         raise ValueError("split_conditions must not be NaN in a numeric split")
     value = conditions
@@ -285,17 +275,6 @@ def _read_array(tree, name, dtype, size=None):
     return read
 
 
-def _float_below(threshold):
-    """Returns thresholds t such that x <= t is equivalent to x < threshold.
-
-    XGBoost splits by ``<``, jboost by ``<=``. The result is never a negative denormal,
-    which XLA would flush to 0.
-    """
-    with np.errstate(over="ignore"):
-        below = np.nextafter(threshold, np.float32(-np.inf))
-    return np.where((below < 0) & (below > -_TINY), -_TINY, below)
-
-
 def _find_splits(tree, nodes, number):
     """Returns the categorical splits of a tree; the categories they list go right."""
     first = np.asarray(tree.get("categories_segments", []), np.int64)
@@ -322,19 +301,19 @@ def _find_splits(tree, nodes, number):
     return splits
 
 
-def _find_known(parameters, splits):
+def _find_known(categorical, splits):
     """Returns the categories of each categorical feature.
 
     If the file does not name them, they are a range of integers that covers the values
     in the splits with room for more, because XGBoost sends unseen values to the left.
     """
-    most = dict.fromkeys(parameters.categorical, 0)
+    most = dict.fromkeys(categorical, 0)
     for split in splits:
         largest = int(split.values.max(initial=0))
         most[split.feature] = max(most.get(split.feature, 0), largest)
     known = {}
     for feature, value in most.items():
-        names = parameters.categorical.get(feature, ())
+        names = categorical.get(feature, ())
         least = min(max(_LEAST_VALUES, 2 * value + 2), MOST_VALUES)
         known[feature] = KnownValues(len(names) or max(least, value + 1))
     return known
