@@ -3,7 +3,7 @@
 
 Left out are public functions, those named ``check_...``, and ``jboost.entry``: they
 work on what users pass, and their messages have tests of their own. A function is
-public if it has a decorator of ``jboost.entry``, is listed in an ``__all__`` or a stub,
+public if it has a decorator for public functions, is listed in an ``__all__`` or a stub,
 or stands in a public module. Containers are checked where functions take them, not
 where they are made: JAX fills them with batches and with values that are no arrays.
 """
@@ -19,7 +19,7 @@ from beartype import beartype
 from jaxtyping import AbstractArray, jaxtyped
 
 PACKAGE = Path(__file__).parents[1] / "jboost"
-DECORATORS = {"traceable", "on_host", "explain_arguments"}
+DECORATORS = {"traceable", "on_host", "explain_arguments", "of_rows"}
 
 
 def _list_public():
@@ -54,7 +54,8 @@ def _is_checked(annotation):
 def check(function):
     """Adds checks of shapes to a function that is not public."""
     owner, _, method = function.__qualname__.partition(".")
-    if owner in _PUBLIC or owner.startswith("check_") or method == "__init__":
+    public = owner in _PUBLIC | DECORATORS or owner.startswith("check_")
+    if public or method == "__init__":
         return function
     written = function.__annotations__
     kept = {name: each for name, each in written.items() if _is_checked(each)}

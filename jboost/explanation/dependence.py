@@ -16,9 +16,11 @@ from jaxtyping import ArrayLike, Float, Shaped
 from jboost.entry import checks, feature_checks
 from jboost.entry.decorators import on_host
 from jboost.entry.messages import show, show_fields
-from jboost.model.ensemble import Model, read_model
+from jboost.model.ensemble import Ensemble, Model, read_model
 from jboost.model.predicting import predict
+from jboost.model.preparing import check_columns
 from jboost.model.wide_thresholds import warn_of_float32
+from jboost.tables.categories import name_values
 from jboost.tables.columns import is_gap
 from jboost.tables.frames import read_frame
 from jboost.tables.groups import list_orders
@@ -124,18 +126,14 @@ def partial_dependence(
     warn_of_float32(ensemble, "partial_dependence")
     frame = read_frame(x, "x", schema=ensemble.schema, categorical=True)
     matrix = np.asarray(frame.matrix)
-    if matrix.shape[1] != ensemble.num_features:
-        raise ValueError(
-            f"x must have {ensemble.num_features} columns, as in training, got "
-            f"{matrix.shape[1]}"
-        )
+    check_columns(ensemble, matrix.shape[1])
     num_rows, weights = len(matrix), np.ones(len(matrix), np.float32)
     if sample_weight is not None:
         weights = check_weights(sample_weight, num_rows, "sample_weight")
     if offset is not None:
         offset = read_offset(offset, num_rows, ensemble.num_scores)
         offset = offset[:, 0] if ensemble.num_scores == 1 else offset
-    indices = _find_features(ensemble, features)
+    indices = find_features(ensemble, features)
     orders = list_orders(x)
     axes = [
         _make_axis(
@@ -179,7 +177,7 @@ class _Axis(NamedTuple):
     counts: np.ndarray | None = None
 
 
-def _find_features(model, features):
+def find_features(model: Ensemble, features: Any) -> list[int]:
     """Returns the indices of one or two features."""
     given = feature_checks.list_features(features, model.feature_names)
     if len(given) not in (1, 2):
@@ -246,8 +244,7 @@ def _list_categories(categories, index, asked, order):
             rank = {level: number for number, level in enumerate(order)}
             ranks = [rank.get(known[value], len(rank)) for value in values]
             values = values[np.argsort(ranks, kind="stable")]
-        labels = values if known is None else [known[v] for v in values]
-        return values.astype(np.float32), labels
+        return values.astype(np.float32), name_values(categories, index, values)
     if known is None:
         return np.asarray(asked, np.float32), asked
     indices = {value: float(index) for index, value in enumerate(known)}

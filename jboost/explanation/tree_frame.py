@@ -14,6 +14,7 @@ from jboost.explanation.importance import measure_nodes
 from jboost.model.ensemble import Model, read_model
 from jboost.model.nodes import LEAF
 from jboost.model.sorting import take_tree
+from jboost.tables.categories import name_values, split_values
 
 _COLUMNS = (
     "Tree", "Node", "ID", "Feature", "Split", "Yes", "No", "Missing", "Gain", "Cover",
@@ -93,21 +94,11 @@ def _list_rows(tree, number, names, model):
         missing = children[0 if tree.missing_left[node] else 1]
         sent = None
         if np.isnan(threshold):  # marks a split by a set of categories
-            sent = _list_categories(model.categories, feature, tree.left_codes[node])
+            sets = model.categories, feature
+            sent = name_values(*sets, split_values(*sets, tree.left_codes[node])[0])
         gain = float(tree.gain[node])
         rows.append(
             (number, node, label, names[feature], threshold, *children, missing, gain,
              cover, sent)
         )  # fmt: skip
     return rows
-
-
-def _list_categories(categories, feature, words) -> list[Any]:
-    """Returns the categories that go left, or their values if they have no names."""
-    group = categories.features.index(feature)
-    codes = np.asarray(categories.codes)[group]
-    known = np.flatnonzero(codes > 0)
-    bits = words[codes[known] // 32] >> (codes[known] % 32).astype(np.uint32)
-    places = known[bits & 1 == 1].tolist()
-    values = None if categories.values is None else categories.values[group]
-    return places if values is None else [values[place] for place in places]

@@ -22,6 +22,7 @@ from jboost.entry.messages import show
 from jboost.model.containers import replace_file
 from jboost.model.ensemble import Ensemble, check_model
 from jboost.model.predicting import predict
+from jboost.model.preparing import check_columns
 from jboost.model.wide_thresholds import warn_of_float32
 from jboost.tables.frames import read_frame
 
@@ -62,11 +63,7 @@ def to_matrix(model: Ensemble, x: Any) -> Float[np.ndarray, "N F"]:
     known = model.categories is not None
     frame = read_frame(x, "x", schema=model.schema, categorical=known)
     matrix = np.asarray(frame.matrix)
-    if matrix.shape[1] != model.num_features:
-        raise ValueError(
-            f"x must have {model.num_features} columns, as in training, got "
-            f"{matrix.shape[1]}"
-        )
+    check_columns(model, matrix.shape[1])
     return matrix
 
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jaxtyping import Float, Float32, Int, UInt32
+from jaxtyping import Float, Float32, Int
 
 from jboost.codes.category_codes import MOST_CELLS, MOST_VALUES
 from jboost.model.containers import FileError
@@ -173,18 +173,6 @@ def _check_growth(needed: int, held: int) -> None:
             f"its trees must fit into arrays of at most {_MOST_GROWTH} times their own "
             f"size of {held} bytes, got {needed} bytes"
         )
-
-
-def list_values(
-    categories: Categories, feature: int, words: UInt32[np.ndarray, " W"]
-) -> tuple[Int[np.ndarray, " n"], Int[np.ndarray, " m"], Int[np.ndarray, " u"]]:
-    """Returns the values that go left at a split, go right, and are not known."""
-    row = np.asarray(categories.codes)[categories.features.index(feature)]
-    bits = np.unpackbits(words.astype("<u4").view(np.uint8), bitorder="little")
-    left = (row < bits.size) & (bits[np.minimum(row, bits.size - 1)] == 1)
-    known = row > 0
-    right = np.flatnonzero(known & ~left)
-    return np.flatnonzero(known & left), right, np.flatnonzero(~known)
 
 
 _WHOLE = 2.0**24  # float32 cannot hold all whole numbers from here on

@@ -4,7 +4,7 @@
 In: a fitted estimator. Out: an Ensemble with the same scores.
 """
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float
@@ -206,49 +206,36 @@ def _read_histograms(estimator):
             feature = int(nodes["feature_idx"][node])
             words = member.raw_left_cat_bitsets[nodes["bitset_idx"][node]].astype("<u4")
             bits = np.unpackbits(words.view(np.uint8), bitorder="little")
-            left = encodings[feature].value[np.flatnonzero(bits)]
+            left = encodings[feature][0][np.flatnonzero(bits)]
             index = int(indices[feature])
             splits.append(CategorySplit(number, int(node), index, left, True))
     known, names = {}, {}
-    for index, encoding in zip(indices, encodings, strict=False):
-        length = int(encoding.value.max(initial=-1)) + 1
-        known[int(index)] = KnownValues(length, encoding.value)
-        if encoding.names is not None:
-            names[int(index)] = encoding.names
+    for index, (value, named) in zip(indices.tolist(), encodings, strict=False):
+        known[index] = KnownValues(int(value.max(initial=-1)) + 1, value)
+        if named is not None:
+            names[index] = named
     bins = zip(indices.tolist(), estimator._bin_mapper.bin_thresholds_, strict=True)
     ranges = {i: (own[0], own[-1]) for i, own in bins if len(own) and i not in known}
     sets = dict(splits=splits, known=known, values=names)
     return _build(estimator, trees, start, ranges=ranges, **sets)
 
 
-class _Encoding(NamedTuple):
-    """Maps scikit-learn's codes back to categories.
-
-    Attributes:
-      value: the integer that jboost uses for each code.
-      names: the categories that these integers represent; None if they are numbers.
-    """
-
-    value: np.ndarray
-    names: tuple[Any, ...] | None
-
-
 def _decode(categories):
-    """Returns the values of an encoder's categories.
+    """Returns the integer for each code of an encoder, and their categories or None.
 
     Integers represent themselves, and strings become 0, 1, ...; NaN is missing.
     """
     if categories.dtype.kind in "OUSb":
         # c == c is false for NaN, which the encoder lists as a category.
         names = tuple(c for c in categories.tolist() if c is not None and c == c)
-        return _Encoding(np.arange(len(names)), names)
+        return np.arange(len(names)), names
     values = categories[~np.isnan(categories.astype(float))].astype(float)
     if ((values < 0) | (values != np.floor(values)) | (values >= 2**24)).any():
         raise ForeignError(
             "must have numeric categories that are integers from 0 to 2^24 - 1, got "
             f"{values[:5]}"
         )
-    return _Encoding(values.astype(int), None)
+    return values.astype(int), None
 
 
 def _make_histogram_nodes(nodes, indices):

@@ -138,8 +138,11 @@ class _Reader:
         self.offset += size
         return self.data[self.offset - size : self.offset]
 
-    def peek(self) -> bytes:
-        return self.data[self.offset : self.offset + 1]
+    def skip(self, mark: bytes) -> bool:
+        """Moves behind a mark, if it is the next byte."""
+        found = self.data[self.offset : self.offset + 1] == mark
+        self.offset += found
+        return found
 
     def number(self, mark: bytes) -> Any:
         kind = _NUMBERS[mark]
@@ -180,15 +183,10 @@ class _Reader:
 
     def head(self) -> tuple[bytes | None, int | None]:
         """Reads the optional type and length of a container's items."""
-        kind = count = None
-        if self.peek() == b"$":
-            self.take(1)
-            kind = self.take(1)
-        if self.peek() == b"#":
-            self.take(1)
-            count = self.size()
+        kind = self.take(1) if self.skip(b"$") else None
+        count = self.size() if self.skip(b"#") else None
         if (kind is not None and count is None) or (count is not None and count < 0):
-            self.refuse(self.peek())
+            self.refuse(self.data[self.offset : self.offset + 1])
         if kind in _CONSTANTS:  # takes no bytes: a small file could claim any length
             self.refuse(kind)
         return kind, count
@@ -199,22 +197,16 @@ class _Reader:
             dtype = _NUMBERS[kind]
             return np.frombuffer(self.take(count * dtype.itemsize), dtype)
         values = []
-        while len(values) != count:
-            mark = self.take(1) if kind is None else kind
-            if mark == b"]" and count is None:
-                break
-            values.append(self.value(mark, level + 1))
+        while len(values) != count and not (count is None and self.skip(b"]")):
+            values.append(self.value(kind or self.take(1), level + 1))
         return values
 
     def object(self, level: int) -> dict[str, Any]:
         kind, count = self.head()
         values = {}
-        while len(values) != count:
-            if count is None and self.peek() == b"}":
-                self.take(1)
-                break
+        while len(values) != count and not (count is None and self.skip(b"}")):
             key = self.text()
-            values[key] = self.value(self.take(1) if kind is None else kind, level + 1)
+            values[key] = self.value(kind or self.take(1), level + 1)
         return values
 
 

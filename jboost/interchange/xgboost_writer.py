@@ -17,7 +17,7 @@ import numpy as np
 from jboost.entry import checks
 from jboost.entry.decorators import on_host
 from jboost.entry.messages import show
-from jboost.interchange.linked import list_trees, list_values
+from jboost.interchange.linked import list_trees
 from jboost.interchange.xgboost_format import (
     CategoryNames,
     describe_categories,
@@ -28,6 +28,7 @@ from jboost.model.containers import replace_file
 from jboost.model.ensemble import Ensemble, check_model
 from jboost.model.nodes import LEAF, Nodes
 from jboost.model.wide_thresholds import warn_of_float32
+from jboost.tables.categories import split_values
 
 _VERSION = [3, 2, 0]  # the version of XGBoost that defines the file format
 _LINEAR = {"reg_loss_param": {"scale_pos_weight": "1"}}
@@ -314,7 +315,7 @@ def _list_categories(model, tree):
     for node in np.flatnonzero(~tree.is_leaf & np.isnan(tree.threshold)):
         assert model.categories is not None and tree.left_codes is not None
         feature = int(tree.feature[node])
-        _, right, unknown = list_values(
+        _, right, unknown = split_values(
             model.categories, feature, tree.left_codes[node]
         )
         if not tree.missing_left[node]:

@@ -10,27 +10,20 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, ArrayLike, Float, Shaped
+from jaxtyping import ArrayLike, Float
 
 from jboost.losses.rows import INVERSE_LINKS, exponential
 from jboost.metrics.reading import (
-    Link,
-    average_labels,
     check_shape,
     link_rows,
     mean_rows,
-    read_rows,
+    of_rows,
     settle_infinities,
 )
 
 
-def log_loss(
-    scores: Shaped[ArrayLike, "N *K"],
-    targets: Shaped[ArrayLike, "N *K"],
-    weights: Shaped[ArrayLike, " N"] | None = None,
-    *,
-    inverse_link: Link = None,
-) -> Float[Array, ""]:
+@of_rows(by_label=True)
+def log_loss(scores, targets, weights, inverse_link):
     """Returns the mean of -log(predicted probability of the true class) (``log_loss``).
 
     For two or K classes, or the mean over K labels, of targets [N, K] with NaN where
@@ -38,9 +31,6 @@ def log_loss(
     sigmoid and softmax it is computed from the scores; with any other link,
     probabilities are clipped to [e, 1 - e], e = 2^-23, as in scikit-learn for float32.
     """
-    if np.ndim(targets) == 2:
-        return average_labels(log_loss, scores, targets, weights, inverse_link)
-    scores, targets, weights = read_rows(scores, targets, weights)
     logs = _log_probabilities(scores, inverse_link)
     if logs.ndim == 2 and scores.ndim == 2:
         return mean_rows(-_pick(logs, targets, "log_loss"), weights)
@@ -51,20 +41,12 @@ def log_loss(
     return mean_rows(second - first, weights)
 
 
-def brier(
-    scores: Shaped[ArrayLike, "N *K"],
-    targets: Shaped[ArrayLike, "N *K"],
-    weights: Shaped[ArrayLike, " N"] | None = None,
-    *,
-    inverse_link: Link = None,
-) -> Float[Array, ""]:
+@of_rows(by_label=True)
+def brier(scores, targets, weights, inverse_link):
     """Returns the mean of (p - target)^2, summed over K > 2 (``brier_score_loss``).
 
     Of targets [N, K], labels with NaN where unknown, it is the mean over the labels.
     """
-    if np.ndim(targets) == 2:
-        return average_labels(brier, scores, targets, weights, inverse_link)
-    scores, targets, weights = read_rows(scores, targets, weights)
     found = link_rows(scores, inverse_link)
     if found.ndim == 1:
         chance = _as_share(targets, found, "brier")
@@ -76,30 +58,28 @@ def brier(
     return mean_rows(total / 2 if found.shape[1] == 2 else total, weights)
 
 
-def accuracy(
-    scores: Shaped[ArrayLike, "N *K"],
-    targets: Shaped[ArrayLike, " N"],
-    weights: Shaped[ArrayLike, " N"] | None = None,
-    *,
-    inverse_link: Link = None,
-) -> Float[Array, ""]:
+@of_rows()
+def accuracy(scores, targets, weights, inverse_link):
     """Returns the fraction of correct labels (``accuracy_score``); larger is better.
 
     The label is the class with the largest probability. For two classes and one score,
     it is the second class if its probability is above 1/2.
     """
-    return 1 - error(scores, targets, weights, inverse_link=inverse_link)
+    return 1 - _find_error(scores, targets, weights, inverse_link)
 
 
-def error(
-    scores: Shaped[ArrayLike, "N *K"],
-    targets: Shaped[ArrayLike, " N"],
-    weights: Shaped[ArrayLike, " N"] | None = None,
-    *,
-    inverse_link: Link = None,
-) -> Float[Array, ""]:
+@of_rows()
+def error(scores, targets, weights, inverse_link):
     """Returns the fraction of wrong labels, 1 - accuracy (``zero_one_loss``)."""
-    scores, targets, weights = read_rows(scores, targets, weights)
+    return _find_error(scores, targets, weights, inverse_link)
+
+
+def second_class(score: Float[ArrayLike, ""]) -> Any:
+    """Returns 1 where the score is positive, the second of two classes, else 0."""
+    return jnp.where(jnp.asarray(score) > 0, np.float32(1), np.float32(0))
+
+
+def _find_error(scores, targets, weights, inverse_link):
     found = link_rows(scores, inverse_link)
     if found.ndim == 2:
         check_shape(targets, found[:, 0], "error")
@@ -110,11 +90,6 @@ def error(
         wrong = (found > 0.5) != (targets > 0)
         broken = jnp.isnan(found)
     return mean_rows(jnp.where(broken, jnp.nan, wrong.astype(jnp.float32)), weights)
-
-
-def second_class(score: Float[ArrayLike, ""]) -> Any:
-    """Returns 1 where the score is positive, the second of two classes, else 0."""
-    return jnp.where(jnp.asarray(score) > 0, np.float32(1), np.float32(0))
 
 
 def _as_share(targets, found, name):

@@ -10,7 +10,6 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 from jaxtyping import Array, ArrayLike, Bool, Float, Int32, Shaped
 
@@ -18,23 +17,16 @@ from jboost.entry.checks import check_integer
 from jboost.losses.groups import check_names, check_relevances, check_times, clear
 from jboost.losses.ranking import discount, find_gains, find_ideal
 from jboost.metrics.reading import (
-    Link,
-    average_labels,
     check_shape,
     link_rows,
+    of_rows,
     read_group,
-    read_rows,
 )
 from jboost.numerics.exact import cumulate, sum_rows
 
 
-def auc(
-    scores: Shaped[ArrayLike, "N *K"],
-    targets: Shaped[ArrayLike, "N *K"],
-    weights: Shaped[ArrayLike, " N"] | None = None,
-    *,
-    inverse_link: Link = None,
-) -> Float[Array, ""]:
+@of_rows(by_label=True)
+def auc(scores, targets, weights, inverse_link):
     """Returns the area under the ROC curve (``roc_auc_score``); larger is better.
 
     For K > 2 classes, it is the mean of one-vs-rest. For targets [N, K], which may be
@@ -45,33 +37,23 @@ def auc(
       >>> float(jb.metrics.auc([0.1, 0.7, 0.4], [0, 1, 1]))
       1.0
     """
-    if np.ndim(targets) == 2:
-        return average_labels(auc, scores, targets, weights, inverse_link)
-    return _rank("auc", scores, targets, weights, inverse_link)
+    return _rank(_auc_of_two, "auc", scores, targets, weights, inverse_link)
 
 
-def average_precision(
-    scores: Shaped[ArrayLike, "N *K"],
-    targets: Shaped[ArrayLike, "N *K"],
-    weights: Shaped[ArrayLike, " N"] | None = None,
-    *,
-    inverse_link: Link = None,
-) -> Float[Array, ""]:
+@of_rows(by_label=True)
+def average_precision(scores, targets, weights, inverse_link):
     """Returns sum_n (R_n - R_{n-1}) P_n (``average_precision_score``).
 
     Larger is better. P_n and R_n are precision and recall at the n-th threshold. For
     K > 2 classes, it is the mean of one-vs-rest. For targets [N, K], which may be NaN
     where unknown, it is the mean over the labels.
     """
-    if np.ndim(targets) == 2:
-        return average_labels(average_precision, scores, targets, weights, inverse_link)
-    return _rank("average_precision", scores, targets, weights, inverse_link)
+    name = "average_precision"
+    return _rank(_precision_of_two, name, scores, targets, weights, inverse_link)
 
 
-def _rank(name, scores, targets, weights, inverse_link):
+def _rank(rank, name, scores, targets, weights, inverse_link):
     """Computes a metric of two classes, or its one-vs-rest mean over K classes."""
-    rank = _auc_of_two if name == "auc" else _precision_of_two
-    scores, targets, weights = read_rows(scores, targets, weights)
 
     def measure(scores, positive, weights):
         broken = jnp.any(jnp.isnan(scores) & (weights > 0))  # has no rank
@@ -205,11 +187,8 @@ def mean_average_precision(
     ``sklearn.metrics.average_precision_score``.
 
     Args:
-      scores: [G].
       targets: [G]; a document is relevant if its target is greater than 0.
-      where: bool [G], the real rows; all by default.
-      weights: [G]; rows of weight 0 are left out.
-      at: the number of ranks; None for all.
+      scores, where, weights, at: arguments of :func:`ndcg`.
 
     Returns:
       A scalar from 0 to 1, or NaN if no document is relevant; its mean over queries is
@@ -248,11 +227,8 @@ def mrr(
     Documents of equal score all have the last of their ranks.
 
     Args:
-      scores: [G].
       targets: [G]; a document is relevant if its target is greater than 0.
-      where: bool [G], the real rows; all by default.
-      weights: [G]; rows of weight 0 are left out.
-      at: the number of ranks; None for all.
+      scores, where, weights, at: arguments of :func:`ndcg`.
 
     Returns:
       A scalar from 0 to 1, or NaN if no document is relevant; its mean over queries is

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
+from jaxtyping import Array, ArrayLike, Float, Shaped
 
 from jboost.entry.decorators import fetch
 from jboost.losses.groups import weigh_rows
@@ -76,14 +77,41 @@ def check_shape(targets, found, name):
         )
 
 
-def average_labels(metric, scores, targets, weights, inverse_link):
-    """Returns the mean over K labels of a metric of two classes.
+def _read(name, scores, targets, weights, inverse_link):
+    return scores, targets, weights, inverse_link
+
+
+def of_rows(prepare: Callable[..., Any] = _read, *, by_label: bool = False):
+    """Makes metrics of all rows, which have one signature.
 
     Args:
-      metric: the metric of one label.
-      scores, targets: [N, K]; targets may be NaN where they are unknown.
+      prepare: a function of the metric's name, of float32 scores, targets and weights,
+        and of the link; it returns the arguments of the decorated function.
+      by_label: whether targets [N, K] are K labels, for a mean of metrics of each.
     """
-    scores, targets, weights = read_rows(scores, targets, weights)
+
+    def decorate(metric):
+        def measure(
+            scores: Shaped[ArrayLike, "N *K"],
+            targets: Shaped[ArrayLike, "N *K"],
+            weights: Shaped[ArrayLike, " N"] | None = None,
+            *,
+            inverse_link: Link = None,
+        ) -> Float[Array, ""]:
+            rows = read_rows(scores, targets, weights)
+            if by_label and np.ndim(targets) == 2:
+                return _average_labels(measure, *rows, inverse_link)
+            return metric(*prepare(metric.__name__, *rows, inverse_link))
+
+        for name in ("__module__", "__name__", "__qualname__", "__doc__"):
+            setattr(measure, name, getattr(metric, name))
+        return measure
+
+    return decorate
+
+
+def _average_labels(metric, scores, targets, weights, inverse_link):
+    """Returns the mean of a metric of each of K labels; NaN is an unknown target."""
     name = metric.__name__
     check_shape(targets, scores, name)
     if inverse_link is jax.nn.softmax:

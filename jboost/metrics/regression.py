@@ -7,18 +7,26 @@ to predictions. Out: one number.
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, ArrayLike, Float, Shaped
 
-from jboost.metrics.reading import Link, check_shape, link_rows, mean_rows, read_rows
+from jboost.metrics.reading import check_shape, link_rows, mean_rows, of_rows
 
 
-def mae(
-    scores: Shaped[ArrayLike, "N *K"],
-    targets: Shaped[ArrayLike, "N *K"],
-    weights: Shaped[ArrayLike, " N"] | None = None,
-    *,
-    inverse_link: Link = None,
-) -> Float[Array, ""]:
+def _predict(name, scores, targets, weights, inverse_link):
+    """Returns predictions and targets [K, N], and weights; K is 1 for 1-D scores.
+
+    Of several targets, NaN marks missing ones: their weight is 0.
+    """
+    found = link_rows(scores, inverse_link)
+    check_shape(targets, found, name)
+    size = len(weights)
+    found, targets = found.reshape(size, -1).T, targets.reshape(size, -1).T
+    if len(targets) > 1:
+        weights = jnp.where(jnp.isnan(targets), 0, weights[None])
+    return found, targets, weights
+
+
+@of_rows(_predict)
+def mae(found, targets, weights):
     """Returns the mean of |prediction - target| (``mean_absolute_error``).
 
     Example:
@@ -26,64 +34,39 @@ def mae(
       >>> float(jb.metrics.mae([1.0, 2.0], [2.0, 5.0], [3.0, 1.0]))
       1.5
     """
-    found, targets, weights = _predict("mae", scores, targets, weights, inverse_link)
     return jnp.mean(mean_rows(jnp.abs(found - targets), weights))
 
 
-def mse(
-    scores: Shaped[ArrayLike, "N *K"],
-    targets: Shaped[ArrayLike, "N *K"],
-    weights: Shaped[ArrayLike, " N"] | None = None,
-    *,
-    inverse_link: Link = None,
-) -> Float[Array, ""]:
+@of_rows(_predict)
+def mse(found, targets, weights):
     """Returns the mean of (prediction - target)^2 (``mean_squared_error``)."""
-    found, targets, weights = _predict("mse", scores, targets, weights, inverse_link)
     return jnp.mean(mean_rows(jnp.square(found - targets), weights))
 
 
-def rmse(
-    scores: Shaped[ArrayLike, "N *K"],
-    targets: Shaped[ArrayLike, "N *K"],
-    weights: Shaped[ArrayLike, " N"] | None = None,
-    *,
-    inverse_link: Link = None,
-) -> Float[Array, ""]:
+@of_rows(_predict)
+def rmse(found, targets, weights):
     """Returns the mean of each output's root ``mse`` (``root_mean_squared_error``)."""
-    found, targets, weights = _predict("rmse", scores, targets, weights, inverse_link)
     return jnp.mean(jnp.sqrt(mean_rows(jnp.square(found - targets), weights)))
 
 
-def mape(
-    scores: Shaped[ArrayLike, "N *K"],
-    targets: Shaped[ArrayLike, "N *K"],
-    weights: Shaped[ArrayLike, " N"] | None = None,
-    *,
-    inverse_link: Link = None,
-) -> Float[Array, ""]:
+@of_rows(_predict)
+def mape(found, targets, weights):
     """Returns the mean of |error| / |target| (``mean_absolute_percentage_error``).
 
     It is a fraction, not a percentage; |target| counts as at least 2^-52, as in
     scikit-learn.
     """
-    found, targets, weights = _predict("mape", scores, targets, weights, inverse_link)
     size = jnp.maximum(jnp.abs(targets), jnp.float32(2.0**-52))
     return jnp.mean(mean_rows(jnp.abs(found - targets) / size, weights))
 
 
-def r2(
-    scores: Shaped[ArrayLike, "N *K"],
-    targets: Shaped[ArrayLike, "N *K"],
-    weights: Shaped[ArrayLike, " N"] | None = None,
-    *,
-    inverse_link: Link = None,
-) -> Float[Array, ""]:
+@of_rows(_predict)
+def r2(found, targets, weights):
     """Returns 1 - squared error / variance (``r2_score``); larger is better.
 
     Of equal targets it is 1 if all predictions are exact, otherwise 0; of a single
     target it is NaN. Rows of weight 0 do not count.
     """
-    found, targets, weights = _predict("r2", scores, targets, weights, inverse_link)
     center = targets - mean_rows(targets, weights)[:, None]
     left = mean_rows(jnp.square(found - targets), weights)
     spread = mean_rows(jnp.square(center), weights)
@@ -96,20 +79,13 @@ def r2(
     return jnp.mean(jnp.where(several, 1 - share, jnp.nan))
 
 
-def poisson_deviance(
-    scores: Shaped[ArrayLike, "N *K"],
-    targets: Shaped[ArrayLike, "N *K"],
-    weights: Shaped[ArrayLike, " N"] | None = None,
-    *,
-    inverse_link: Link = None,
-) -> Float[Array, ""]:
+@of_rows(_predict)
+def poisson_deviance(found, targets, weights):
     """Returns the mean of 2 (t log(t / p) - t + p) (``mean_poisson_deviance``).
 
     NaN unless all targets t >= 0 and all predictions p >= 0. At p = 0, which scores
     below -87 round to, it is the limit: 0 for t = 0, otherwise infinite.
     """
-    name = "poisson_deviance"
-    found, targets, weights = _predict(name, scores, targets, weights, inverse_link)
     ratio = jnp.where(targets > 0, targets / found, 1)
     value = jax.scipy.special.xlogy(targets, ratio) - targets + found
     value = jnp.where(jnp.isposinf(found), jnp.inf, 2 * value)
@@ -117,35 +93,13 @@ def poisson_deviance(
     return jnp.mean(mean_rows(value, weights))
 
 
-def gamma_deviance(
-    scores: Shaped[ArrayLike, "N *K"],
-    targets: Shaped[ArrayLike, "N *K"],
-    weights: Shaped[ArrayLike, " N"] | None = None,
-    *,
-    inverse_link: Link = None,
-) -> Float[Array, ""]:
+@of_rows(_predict)
+def gamma_deviance(found, targets, weights):
     """Returns the mean of 2 (log(p / t) + t / p - 1) (``mean_gamma_deviance``).
 
     NaN unless all targets t > 0 and all predictions p >= 0; infinite at p = 0.
     """
-    name = "gamma_deviance"
-    found, targets, weights = _predict(name, scores, targets, weights, inverse_link)
     ratio = targets / found
     value = jnp.where(found > 0, ratio - jnp.log(ratio) - 1, jnp.inf)
     value = jnp.where((targets > 0) & (found >= 0), value, jnp.nan)
     return jnp.mean(mean_rows(2 * value, weights))
-
-
-def _predict(name, scores, targets, weights, inverse_link):
-    """Returns predictions and targets [K, N], and weights; K is 1 for 1-D scores.
-
-    Of several targets, NaN marks missing ones: their weight is 0.
-    """
-    scores, targets, weights = read_rows(scores, targets, weights)
-    found = link_rows(scores, inverse_link)
-    check_shape(targets, found, name)
-    size = len(weights)
-    found, targets = found.reshape(size, -1).T, targets.reshape(size, -1).T
-    if len(targets) > 1:
-        weights = jnp.where(jnp.isnan(targets), 0, weights[None])
-    return found, targets, weights

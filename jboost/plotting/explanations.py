@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from jboost.entry.checks import check_integer, check_word
-from jboost.entry.feature_checks import check_feature, list_features
 from jboost.entry.messages import show
-from jboost.explanation.dependence import Feature, PartialDependence
+from jboost.explanation.dependence import Feature, PartialDependence, find_features
 from jboost.explanation.dependence import partial_dependence as find_dependence
 from jboost.explanation.importance import Importance, ImportanceKind, feature_importance
 from jboost.explanation.shap import ShapValues, shap_values
@@ -411,16 +410,12 @@ def _find(dependence, x, features, grid):
     if x is None or features is None:
         raise ValueError("x and features must be given if dependence is a model")
     ensemble = read_model(model)
-    asked: Any = list_features(features, ensemble.feature_names)
-    kind = "both" if len(asked) == 1 else "average"
-    found = find_dependence(model, x, asked, grid=grid, kind=kind)
-    matrix = read_frame(x, "x", schema=ensemble.schema, categorical=True).matrix
-    indices = [
-        check_feature("features", f, ensemble.num_features, ensemble.feature_names)
-        for f in asked
-    ]
+    indices = find_features(ensemble, features)
+    kind = "both" if len(indices) == 1 else "average"
+    found = find_dependence(model, x, indices, grid=grid, kind=kind)
+    frame = read_frame(x, "x", schema=ensemble.schema, categorical=True)
     numbers = [
-        np.asarray(matrix)[:, index] if _is_number(values) else None
+        np.asarray(frame.matrix)[:, index] if _is_number(values) else None
         for index, values in zip(indices, found.grid, strict=True)
     ]
     # If one of two features is categorical, the numeric one is on the x-axis: return

@@ -20,6 +20,7 @@ from jboost.plotting.canvas import (
     shorten,
     write_number,
 )
+from jboost.tables.categories import name_values, split_values
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -274,18 +275,10 @@ def _say_condition(model, tree, node, names, precision):
 
 def _say_set(categories, feature, left_codes):
     """Lists the categories that go left, or those that go right if they are fewer."""
-    group = categories.features.index(feature)
-    codes = np.asarray(categories.codes)[group]
-    known = np.flatnonzero(codes > 0)
-    words = left_codes[codes[known] // 32]
-    goes_left = (words >> (codes[known] % 32).astype(np.uint32)) & 1 == 1
-    left, right = known[goes_left], known[~goes_left]
+    left, right, _ = split_values(categories, feature, left_codes)
     fewer, word = (left, "in") if len(left) <= len(right) else (right, "not in")
-    values = None if categories.values is None else categories.values[group]
-    listed = [
-        shorten(str(value if values is None else values[value]), _LONGEST)
-        for value in fewer[:_NAMED].tolist()
-    ]
+    named = name_values(categories, feature, fewer[:_NAMED])
+    listed = [shorten(str(name), _LONGEST) for name in named]
     if len(fewer) > _NAMED:
         listed.append(f"+{len(fewer) - _NAMED}")
     return f"{word} {{{', '.join(listed)}}}"

@@ -84,7 +84,7 @@ class JBoostRanker(Boosting):
         """Trains on rows X with relevance y.
 
         Args:
-          X: numbers [N, F], NaN = missing: an array, a data frame, a sparse matrix.
+          X, eval_set, eval_X, eval_y: arguments of :meth:`JBoostRegressor.fit`.
           y: the relevance of each row [N], the greater the better.
           sample_weight: weights of the rows [N], or of the queries in the order of
             their first rows, as in XGBoost.
@@ -92,11 +92,6 @@ class JBoostRanker(Boosting):
           group: instead of ``qid``: the numbers of rows of consecutive queries, as in
             LightGBM.
           offset: numbers [N], added to the score; pass one to ``predict`` as well.
-          eval_set: (X, y), (X, y, sample_weight) or (X, y, sample_weight, offset), or
-            a list of such, named "validation_0", ...; or a dict of such by name. Early
-            stopping looks at the first.
-          eval_X, eval_y: a single set in two arguments;
-            ``Pipeline(transform_input=["eval_X"])`` transforms its table like X.
           eval_qid, eval_group: queries of each set, in a container like ``eval_set``.
 
         Returns:
