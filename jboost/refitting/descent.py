@@ -162,11 +162,8 @@ class Progress(NamedTuple):
     over: Bool[Array, ""]
 
 
-class Curves(NamedTuple):
-    """The weighted mean losses before each epoch; NaN for epochs that did not run."""
-
-    train: Float[Array, " E"]
-    held: Float[Array, " E"]
+# Weighted mean losses of both parts before each epoch; NaN for those that did not run.
+Curves = tuple[Float[Array, " E"], Float[Array, " E"]]
 
 
 class DescentPrograms(NamedTuple):
@@ -206,7 +203,7 @@ def run_epochs(
         def store(buffer, value):
             return jax.lax.dynamic_update_index_in_dim(buffer, value, number, 0)
 
-        return number + 1, progress, Curves(*map(store, curves, losses))
+        return number + 1, progress, tuple(map(store, curves, losses))
 
     return jax.lax.while_loop(goes_on, run, (jnp.int32(0), progress, curves))[1:]
 

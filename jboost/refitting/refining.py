@@ -7,7 +7,7 @@ the leaf values that the optimizer finds, and the losses on its way.
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -25,7 +25,6 @@ from jboost.kernels.library import resolve_implementation, takes_implementation
 from jboost.model.ensemble import Ensemble, check_model
 from jboost.objective.faults import describe_lost_slope
 from jboost.refitting.descent import (
-    Curves,
     DescentPrograms,
     Fixed,
     Part,
@@ -168,27 +167,18 @@ def refine(
       functions using regularized greedy forest"; Adam: Kingma and Ba (2015).
     """
     check_model(model)
-    plan = _read_plan(locals())
+    optimizer = _check_settings(locals())
     parts = _read_parts(model, loss, x, y, sample_weight, offset, validation)
     with resolve_implementation(parts[0].rows.data.weights):
-        programs, fixed, values = _prepare(model, loss, parameters, plan, parts)
-        return _run(model, programs, fixed, values, plan)
+        programs, fixed, values = _prepare(
+            model, loss, parameters, optimizer, parts, batch_size, l2, seed
+        )
+        limits = num_epochs, early_stopping_epochs
+        return _run(model, programs, fixed, values, optimizer, limits, progress)
 
 
-class _Plan(NamedTuple):
-    """The checked settings."""
-
-    optimizer: optax.GradientTransformation
-    num_epochs: int
-    patience: int
-    l2: float
-    batch_size: int | None
-    seed: int
-    progress: bool
-
-
-def _read_plan(given):
-    """Checks the settings."""
+def _check_settings(given):
+    """Checks the settings; returns the optimizer."""
     optimizer = given["optimizer"]
     if optimizer is None:
         optimizer = optax.adam(_LEARNING_RATE)
@@ -204,16 +194,7 @@ def _read_plan(given):
         if given[name] is not None or name in ("num_epochs", "seed"):
             checks.check_integer(name, given[name], least=minimum)
     checks.check_number("l2", given["l2"], least=0.0)
-    patience = given["early_stopping_epochs"]
-    return _Plan(
-        optimizer=optimizer,
-        num_epochs=given["num_epochs"],
-        patience=2**31 - 1 if patience is None else patience,
-        l2=given["l2"],
-        batch_size=given["batch_size"],
-        seed=given["seed"],
-        progress=given["progress"],
-    )
+    return optimizer
 
 
 def _read_parts(model, loss, x, y, sample_weight, offset, validation):
@@ -249,7 +230,7 @@ def _read_parts(model, loss, x, y, sample_weight, offset, validation):
     return parts
 
 
-def _prepare(model, loss, parameters, plan, parts):
+def _prepare(model, loss, parameters, optimizer, parts, batch, l2, seed):
     """Traces loss and optimizer; returns programs, fixed arrays and first values."""
     old = jnp.asarray(model.leaf_value)
     values = Values(
@@ -260,10 +241,9 @@ def _prepare(model, loss, parameters, plan, parts):
     constants: list[Any] = []
     row = trace_rows(loss, parts[0].rows.data.targets, values.parameters,
                       model.num_scores, constants)  # fmt: skip
-    update = trace_update(plan.optimizer, values, constants)
+    update = trace_update(optimizer, values, constants)
     train, *held = (_make_part(model, part) for part in parts)
     num_rows = len(train.weights)
-    batch = plan.batch_size
     batch = None if batch is None or batch >= num_rows else batch
     ones = jnp.ones(model.num_scores, jnp.float32)
     fixed = Fixed(
@@ -274,7 +254,7 @@ def _prepare(model, loss, parameters, plan, parts):
         pull=jnp.float32(0),
         train=train,
         held=held[0] if held else None,
-        key=jax.random.key(plan.seed),
+        key=jax.random.key(seed),
     )
     start = compiled(start_units, row)
     unit, steep, found, lost = start(fixed, (train, *held), values)
@@ -292,7 +272,7 @@ def _prepare(model, loss, parameters, plan, parts):
     fixed = fixed._replace(
         unit=unit,
         loss_unit=jnp.float32(loss_unit if loss_unit > 0 else 1),
-        pull=jnp.float32(plan.l2 / (counted * rounds)),
+        pull=jnp.float32(l2 / (counted * rounds)),
     )
     return DescentPrograms(row, update, batch), fixed, values
 
@@ -330,10 +310,10 @@ def _check_losses(part, name, values):
         )
 
 
-def _run(model, programs, fixed, values, plan):
+def _run(model, programs, fixed, values, optimizer, limits, progress):
     """Runs the epochs in chunks; returns the refined model and the curves."""
     with usual_rules():
-        state = plan.optimizer.init(values)
+        state = optimizer.init(values)
     place = Progress(
         epoch=jnp.int32(0),
         values=values,
@@ -346,13 +326,12 @@ def _run(model, programs, fixed, values, plan):
     run = compiled(run_epochs, programs, effort=FULL)
     empty: Any = np.full(_MOST_EPOCHS, np.nan, np.float32)
     chunks: list[np.ndarray] = []
-    total = plan.num_epochs + 1  # losses are evaluated before each epoch
-    patience = np.int32(plan.patience)
-    with open_bar(total, plan.progress, unit="epoch") as bar:
+    num_epochs, patience = limits
+    total = num_epochs + 1  # losses are evaluated before each epoch
+    patience = np.int32(2**31 - 1 if patience is None else patience)
+    with open_bar(total, progress, unit="epoch") as bar:
         for first, count in pace_rounds(total, most=_MOST_EPOCHS):
-            place, curves = run(
-                fixed, np.int32(count), patience, place, Curves(empty, empty)
-            )
+            place, curves = run(fixed, np.int32(count), patience, place, (empty, empty))
             made = int(place.epoch) - first
             chunks.append(np.stack(curves)[:, :made])
             train, held = chunks[-1][:, -1]
