@@ -510,10 +510,8 @@ def _draw_two(ax, found):
     """Draws a contour plot, a line per category, or a heat map."""
     average = found.average[..., 0]
     numbers = [_is_number(values) for values in found.grid]
-    if all(numbers):
+    if all(numbers) or _has_cells(found):
         _draw_map(ax, found, average)
-    elif _has_cells(found):
-        _draw_cells(ax, found, average)
     else:
         along = numbers.index(True)
         lines = average if along == 0 else average.T
@@ -539,31 +537,25 @@ def _has_cells(found):
 
 
 def _draw_map(ax, found, average):
-    across, up = found.grid
-    if min(average.shape) < 2:
-        raise ValueError(
-            f"grid must have at least two values of each feature, got {average.shape}"
-        )
-    surface = ax.contourf(across, up, average.T, _LEVELS)
-    lines = ax.contour(across, up, average.T, _LEVELS, colors="white", linewidths=0.4)
-    lines.set_alpha(0.6)
-    _add_bar(ax, surface)
-    _name_axis(ax.xaxis, found.names[0], None)
-    _name_axis(ax.yaxis, found.names[1], None)
-
-
-def _draw_cells(ax, found, average):
-    """Draws a heat map; at least one feature is categorical."""
-    cells = ax.imshow(average.T, origin="lower", aspect="auto")
-    _add_bar(ax, cells)
-    _name_axis(ax.xaxis, found.names[0], found.grid[0])
-    _name_axis(ax.yaxis, found.names[1], found.grid[1])
-
-
-def _add_bar(ax, drawn):
+    """Draws contours, or a heat map if a feature is categorical."""
+    categories = found.grid
+    if all(map(_is_number, found.grid)):
+        if min(average.shape) < 2:
+            raise ValueError(
+                "grid must have at least two values of each feature, got "
+                f"{average.shape}"
+            )
+        drawn = ax.contourf(*found.grid, average.T, _LEVELS)
+        white = dict(colors="white", linewidths=0.4)
+        ax.contour(*found.grid, average.T, _LEVELS, **white).set_alpha(0.6)
+        categories = (None, None)
+    else:
+        drawn = ax.imshow(average.T, origin="lower", aspect="auto")
     bar = ax.figure.colorbar(drawn, ax=ax, pad=0.02)
     bar.set_label("score")
     bar.outline.set_visible(False)
+    for axis, *names in zip((ax.xaxis, ax.yaxis), found.names, categories, strict=True):
+        _name_axis(axis, *names)
 
 
 def _name_axis(axis, name, categories):
@@ -604,10 +596,8 @@ def _mark_deciles(ax, axis, column):
     known = column[np.isfinite(column)]
     if not known.size:
         return
-    marks, color = np.quantile(known, _DECILES), ink(ax)
+    marks, style = np.quantile(known, _DECILES), dict(color=ink(ax), linewidth=1)
     if axis == "x":
-        transform = ax.get_xaxis_transform()
-        ax.vlines(marks, 0, 0.03, transform=transform, color=color, linewidth=1)
+        ax.vlines(marks, 0, 0.03, transform=ax.get_xaxis_transform(), **style)
     else:
-        transform = ax.get_yaxis_transform()
-        ax.hlines(marks, 0, 0.02, transform=transform, color=color, linewidth=1)
+        ax.hlines(marks, 0, 0.02, transform=ax.get_yaxis_transform(), **style)
