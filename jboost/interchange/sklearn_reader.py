@@ -77,26 +77,16 @@ def read_sklearn(estimator: Any) -> Ensemble:
         from sklearn.utils.validation import check_is_fitted
     except ImportError:
         raise ImportError("read_sklearn needs scikit-learn: install it") from None
-    readers: dict[Any, Any] = {
-        (
-            tree.DecisionTreeRegressor,
-            tree.DecisionTreeClassifier,
-            ensemble.RandomForestRegressor,
-            ensemble.RandomForestClassifier,
-            ensemble.ExtraTreesRegressor,
-            ensemble.ExtraTreesClassifier,
-        ): _read_forest,
-        (
-            ensemble.GradientBoostingRegressor,
-            ensemble.GradientBoostingClassifier,
-        ): _read_boosting,
-        (
-            ensemble.HistGradientBoostingRegressor,
-            ensemble.HistGradientBoostingClassifier,
-        ): _read_histograms,
-    }
-    for kinds, read in readers.items():
-        if isinstance(estimator, kinds):
+    families = (
+        (tree, "DecisionTree", _read_forest),
+        (ensemble, "RandomForest", _read_forest),
+        (ensemble, "ExtraTrees", _read_forest),
+        (ensemble, "GradientBoosting", _read_boosting),
+        (ensemble, "HistGradientBoosting", _read_histograms),
+    )
+    for module, family, read in families:
+        kinds = (getattr(module, family + kind) for kind in ("Regressor", "Classifier"))
+        if isinstance(estimator, tuple(kinds)):
             try:
                 check_is_fitted(estimator)
             except NotFittedError:

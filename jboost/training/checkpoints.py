@@ -45,8 +45,6 @@ from jboost.model.containers import (
 )
 from jboost.model.files import pack, unpack
 from jboost.objective.group_tracing import GroupLoss
-from jboost.objective.jaxprs import Program
-from jboost.objective.tracing import TracedLoss
 from jboost.tables.frames import RowSource
 from jboost.training.chunks import Job, Position, Runner
 from jboost.training.continuing import add_model
@@ -86,7 +84,11 @@ def take_fingerprint(
 def describe_run(request: FitRequest, prepared: Prepared, job: Job) -> dict[str, Any]:
     """Returns everything that a run depends on except its rows."""
     (loss, method), arrays = job.problem
-    programs = list_programs(loss)
+    if isinstance(loss, GroupLoss):
+        programs = [*loss.values, *loss.gradients, loss.estimate]
+    else:
+        programs = [loss.value, loss.gradient, loss.hessian, loss.estimate]
+        programs.append(loss.curvature)
     text = repr([program and program.structure for program in programs])
     described = _without_addresses(text)  # functions print their addresses
     named: dict[str, Any] = {
@@ -126,13 +128,6 @@ def describe_run(request: FitRequest, prepared: Prepared, job: Job) -> dict[str,
     return json.loads(json.dumps(found))
 
 
-def list_programs(loss: TracedLoss | GroupLoss) -> list[Program | None]:
-    """Returns all programs of a loss."""
-    if isinstance(loss, GroupLoss):
-        return [*loss.values, *loss.gradients, loss.estimate]
-    return [loss.value, loss.gradient, loss.hessian, loss.estimate, loss.curvature]
-
-
 def describe_call(request: FitRequest) -> dict[str, Any]:
     """Returns the arguments that all processes must share, before they read rows."""
     plain = (bool, int, float, str, type(None))
@@ -141,6 +136,7 @@ def describe_call(request: FitRequest) -> dict[str, Any]:
         for name, value in request.settings.values.items()
     }
     checkpoint = None if request.checkpoint is None else request.checkpoint_rounds
+    loss = _without_addresses(repr(request.loss))
     rows, source = request.rows, isinstance(request.rows.x, RowSource)
     optional = {
         name: getattr(rows, name) for name in ("sample_weight", "offset", "groups")
@@ -153,7 +149,7 @@ def describe_call(request: FitRequest) -> dict[str, Any]:
         "jax": jax.__version__,
         "x": f"a stream, bins given: {rows.x.has_bins}" if source else "rows",
         **{name: None if each is None else "given" for name, each in optional.items()},
-        "loss": _shorten(_without_addresses(repr(request.loss))),
+        "loss": loss if len(loss) <= _LONGEST else _digest(loss),
         "rows are padded": request.padded,
         **named,
         "learning_rate": _digest(request.rates),
@@ -163,10 +159,6 @@ def describe_call(request: FitRequest) -> dict[str, Any]:
         "validation": [*request.sets],
         "model": None if request.model is None else _digest(request.model),
     }
-
-
-def _shorten(text):
-    return text if len(text) <= _LONGEST else _digest(text)
 
 
 def compare_processes(settings: dict[str, Any]) -> None:
@@ -531,7 +523,11 @@ def read_checkpoint(checkpoint: Checkpoint) -> Container | None:
 
 
 def _read(path) -> bytes | None:
-    _remove_parts(path)
+    """Reads a file; first removes temporary files of killed processes."""
+    whole = Path(os.path.realpath(path))
+    for part in whole.parent.glob(f".{glob.escape(whole.name)}.*.part"):
+        with suppress(OSError):
+            part.unlink()
     return path.read_bytes() if path.exists() else None
 
 
@@ -614,11 +610,3 @@ def _unflatten(arrays, state):
         leaves = (found[f"state.{name}.{i}"] for i in range(structure.num_leaves))
         fields[name] = jax.tree.unflatten(structure, leaves)
     return state._replace(**fields)
-
-
-def _remove_parts(path: Path) -> None:
-    """Removes temporary files of killed processes that were writing to this path."""
-    path = Path(os.path.realpath(path))
-    for part in path.parent.glob(f".{glob.escape(path.name)}.*.part"):
-        with suppress(OSError):
-            part.unlink()
