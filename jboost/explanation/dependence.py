@@ -19,8 +19,8 @@ from jboost.entry.messages import show, show_fields
 from jboost.model.ensemble import Ensemble, Model, read_model
 from jboost.model.predicting import predict
 from jboost.model.preparing import check_columns
+from jboost.model.sorting import name_values
 from jboost.model.wide_thresholds import warn_of_float32
-from jboost.tables.categories import name_values
 from jboost.tables.columns import is_gap
 from jboost.tables.frames import read_frame
 from jboost.tables.groups import list_orders

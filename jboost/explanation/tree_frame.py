@@ -13,8 +13,7 @@ from jboost.entry.messages import import_pandas
 from jboost.explanation.importance import measure_nodes
 from jboost.model.ensemble import Model, read_model
 from jboost.model.nodes import LEAF
-from jboost.model.sorting import take_tree
-from jboost.tables.categories import name_values, split_values
+from jboost.model.sorting import name_values, split_values, take_tree
 
 _COLUMNS = (
     "Tree", "Node", "ID", "Feature", "Split", "Yes", "No", "Missing", "Gain", "Cover",

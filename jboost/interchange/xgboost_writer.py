@@ -27,8 +27,8 @@ from jboost.interchange.xgboost_reader import LOG, LOGIT, link
 from jboost.model.containers import replace_file
 from jboost.model.ensemble import Ensemble, check_model
 from jboost.model.nodes import LEAF, Nodes
+from jboost.model.sorting import split_values
 from jboost.model.wide_thresholds import warn_of_float32
-from jboost.tables.categories import split_values
 
 _VERSION = [3, 2, 0]  # the version of XGBoost that defines the file format
 _LINEAR = {"reg_loss_param": {"scale_pos_weight": "1"}}

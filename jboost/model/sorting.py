@@ -1,15 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """One tree with its nodes sorted level by level, siblings side by side.
 
-In: nodes in any order. Out: the nodes that the root leads to. Drawings, tables, pruning
-and files of other libraries read trees in this order.
+In: nodes in any order. Out: the nodes that the root leads to, and the categories of
+their splits. Drawings, tables, pruning and files of other libraries read trees in this
+order.
 """
+
+from typing import Any
 
 import jax
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Int, UInt32
 
 from jboost.model.nodes import LEAF, Nodes
+from jboost.tables.categories import Categories
 
 
 def take_tree(nodes: Nodes, number: int) -> Nodes:
@@ -77,3 +81,23 @@ def find_parents(
         parent[level] = np.tile(inner, 2)
         depth[level] = depth[parent[level]] + 1
     return parent, depth
+
+
+def split_values(
+    categories: Categories, feature: int, words: UInt32[np.ndarray, " W"]
+) -> tuple[Int[np.ndarray, " n"], Int[np.ndarray, " m"], Int[np.ndarray, " u"]]:
+    """Returns the values that go left at a split, go right, and are not known."""
+    row = np.asarray(categories.codes)[categories.features.index(feature)]
+    bits = np.unpackbits(words.astype("<u4").view(np.uint8), bitorder="little")
+    left = (row < bits.size) & (bits[np.minimum(row, bits.size - 1)] == 1)
+    known = row > 0
+    right = np.flatnonzero(known & ~left)
+    return np.flatnonzero(known & left), right, np.flatnonzero(~known)
+
+
+def name_values(
+    categories: Categories, feature: int, values: Int[np.ndarray, " n"]
+) -> list[Any]:
+    """Returns the categories that values of a feature represent, or else the values."""
+    names = categories.values and categories.values[categories.features.index(feature)]
+    return [v if names is None else names[v] for v in values.tolist()]

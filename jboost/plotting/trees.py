@@ -13,14 +13,13 @@ from jboost.entry.checks import check_integer, check_word
 from jboost.entry.messages import show
 from jboost.model.ensemble import Model, read_model
 from jboost.model.nodes import LEAF
-from jboost.model.sorting import find_parents, take_tree
+from jboost.model.sorting import find_parents, name_values, split_values, take_tree
 from jboost.plotting.canvas import (
     label_features,
     need_matplotlib,
     shorten,
     write_number,
 )
-from jboost.tables.categories import name_values, split_values
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

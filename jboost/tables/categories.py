@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
-from jaxtyping import Array, Bool, Int, Int32, UInt32
+from jaxtyping import Array, Bool, Int32, UInt32
 
 from jboost.entry.messages import show_fields, warn_user
 
@@ -46,14 +46,6 @@ class Categories:
     def __repr__(self) -> str:
         """Shows the shapes of arrays instead of their contents."""
         return show_fields(self)
-
-
-def name_values(
-    categories: Categories, feature: int, values: Int[np.ndarray, " n"]
-) -> list[Any]:
-    """Returns the categories that values of a feature represent, or else the values."""
-    names = categories.values and categories.values[categories.features.index(feature)]
-    return [v if names is None else names[v] for v in values.tolist()]
 
 
 def column_values(
@@ -117,18 +109,6 @@ def goes_left(
     code = jnp.where(inside, code, 0)
     word = jnp.take_along_axis(left_codes, (code // WORD)[..., None], axis=-1)[..., 0]
     return inside & ((word >> (code % WORD).astype(jnp.uint32)) & 1 == 1)
-
-
-def split_values(
-    categories: Categories, feature: int, words: UInt32[np.ndarray, " W"]
-) -> tuple[Int[np.ndarray, " n"], Int[np.ndarray, " m"], Int[np.ndarray, " u"]]:
-    """Returns the values that go left at a split, go right, and are not known."""
-    row = np.asarray(categories.codes)[categories.features.index(feature)]
-    bits = np.unpackbits(words.astype("<u4").view(np.uint8), bitorder="little")
-    left = (row < bits.size) & (bits[np.minimum(row, bits.size - 1)] == 1)
-    known = row > 0
-    right = np.flatnonzero(known & ~left)
-    return np.flatnonzero(known & left), right, np.flatnonzero(~known)
 
 
 def check_values(
