@@ -3,8 +3,8 @@
 
 Left out are public functions, those named ``check_...``, and ``jboost.entry``: they
 work on what users pass, and their messages have tests of their own. A function is
-public if it has a decorator for public functions, is listed in an ``__all__`` or a stub,
-or stands in a public module. Containers are checked where functions take them, not
+public if it has a decorator of public ones, is listed in an ``__all__`` or a stub, or
+stands in a public module. Containers are checked where functions take them, not
 where they are made: JAX fills them with batches and with values that are no arrays.
 """
 
