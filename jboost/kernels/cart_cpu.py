@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A least-squares tree by the CPU kernel of native/cart.h.
+"""A least-squares tree by the CPU kernel of native/cart.cc.
 
 In: a table in host memory, limits. Out: the arrays of
 ``jboost.cart.least_squares.SplitNodes``, by name. The data are float64 and never on a
@@ -36,21 +36,30 @@ def grow(
     num_leaves = max(1, len(matrix) // min_child_samples)
     num_leaves = min(num_leaves, 2 ** min(max_depth, 62))
     nodes = _make_nodes(len(targets), 2 * num_leaves - 1)
-    arrays = [matrix, targets, weights, *nodes.values()]
-    sizes = (*matrix.shape, *nodes["value"].shape, _count_threads())
+    sizes = (*matrix.shape, len(targets))
     limits = (max_depth, min_child_samples, min_split_samples)
     limits = [min(limit, _MOST) for limit in limits]
     num_nodes = _find_kernel()(
-        (ctypes.c_void_p * len(arrays))(
-            *(None if array is None else array.ctypes.data for array in arrays)
-        ),
-        (ctypes.c_int64 * len(sizes))(*sizes),
-        (ctypes.c_int64 * len(limits))(*limits),
-        (ctypes.c_double * 2)(min_child_weight, min_gain),
+        _words(matrix, targets, weights, *sizes),
+        _words(*limits, np.float64(min_child_weight), np.float64(min_gain)),
+        _words(*nodes.values(), nodes["left"].size),
+        _count_threads(),
     )
     if num_nodes < 0:
         raise MemoryError(f"a tree of {len(matrix)} rows does not fit into memory")
     return {name: array[..., :num_nodes].copy() for name, array in nodes.items()}
+
+
+def _words(*values):
+    """Returns a struct of addresses (0 for None), integers and float64 numbers."""
+    words = (ctypes.c_int64 * len(values))()
+    for i, value in enumerate(values):
+        if isinstance(value, np.float64):
+            value = value.view(np.int64)
+        elif isinstance(value, np.ndarray):
+            value = value.ctypes.data
+        words[i] = 0 if value is None else value
+    return words
 
 
 def _count_threads():
@@ -78,7 +87,6 @@ def _make_nodes(num_targets, size) -> dict[str, Any]:
 @cache
 def _find_kernel():
     """Returns the C function; other threads of Python run while it does."""
-    arguments = [ctypes.POINTER(kind) for kind in (
-        ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_double
-    )]  # fmt: skip
-    return ctypes.CFUNCTYPE(ctypes.c_int64, *arguments)(find_address("grow_cart"))
+    word = ctypes.c_int64
+    arguments = [ctypes.POINTER(word)] * 3
+    return ctypes.CFUNCTYPE(word, *arguments, word)(find_address("grow_cart"))

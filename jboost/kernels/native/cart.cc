@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "cart.h"
-
+// Grows one least-squares tree on all distinct values; jboost.cart.least_squares is the
+// definition. Both add the same numbers in the same order.
 #include <algorithm>
 #include <cmath>
 #include <condition_variable>
+#include <cstdint>
 #include <cstring>
 #include <deque>
 #include <exception>
@@ -21,6 +22,35 @@
 
 namespace jboost {
 namespace {
+
+// These structs have members of 8 bytes only, which Python writes.
+struct CartTable {
+  const float* matrix;    // [N, F]
+  const double* targets;  // [K, N]
+  const double* weights;  // [N], or null if all weights are equal
+  int64_t num_rows, num_features, num_targets;
+};
+
+// Limits on splits; see jboost.cart.fit_tree.
+struct CartRules {
+  int64_t max_depth, min_child_samples, min_split_samples;
+  double min_child_weight, min_gain;
+};
+
+// Memory for a tree of up to `capacity` nodes, breadth first; see
+// jboost.cart.RegressionTree.
+struct CartNodes {
+  int32_t* left;
+  int32_t* feature;
+  float* threshold;
+  bool* missing_left;
+  double* value;  // [K, capacity]
+  double* gain;
+  double* squared_error;
+  double* weight;
+  int32_t* num_rows;
+  int64_t capacity;
+};
 
 // As in jboost.cart.least_squares.
 constexpr double kTie = 1e-10;
@@ -635,39 +665,18 @@ class OwnThreads {
 
 }  // namespace
 
-int64_t GrowCart(const CartTable& table, const CartRules& rules, const CartNodes& nodes,
-                 int64_t num_threads) {
-  int64_t useful = 1 + table.num_rows * table.num_features / kParallelWork;
-  OwnThreads threads(std::min(num_threads, useful));
-  return Grower(threads.pool(), table, rules, nodes).Grow();
-}
-
-}  // namespace jboost
-
-// Returns the number of nodes, or -1 if there is not enough memory. `arrays` are those
-// of CartTable and then of CartNodes; `sizes` num_rows, num_features, num_targets,
-// capacity and the number of threads; `limits` the integers of CartRules, and
-// `real_limits` its other numbers.
+// Returns the number of nodes, or -1 if there is not enough memory. Starts threads of
+// its own for large tables, because the caller is not on XLA's threads.
 extern "C" __attribute__((visibility("default"))) int64_t
-jboost_grow_cart(void* const* arrays, const int64_t* sizes, const int64_t* limits,
-                 const double* real_limits) {
-  jboost::CartTable table{static_cast<const float*>(arrays[0]),
-                          static_cast<const double*>(arrays[1]),
-                          static_cast<const double*>(arrays[2]),
-                          sizes[0],
-                          sizes[1],
-                          sizes[2]};
-  jboost::CartRules rules{limits[0], limits[1], limits[2], real_limits[0],
-                          real_limits[1]};
-  jboost::CartNodes nodes{
-      static_cast<int32_t*>(arrays[3]),  static_cast<int32_t*>(arrays[4]),
-      static_cast<float*>(arrays[5]),    static_cast<bool*>(arrays[6]),
-      static_cast<double*>(arrays[7]),   static_cast<double*>(arrays[8]),
-      static_cast<double*>(arrays[9]),   static_cast<double*>(arrays[10]),
-      static_cast<int32_t*>(arrays[11]), sizes[3]};
+jboost_grow_cart(const CartTable* table, const CartRules* rules, const CartNodes* nodes,
+                 int64_t num_threads) {
   try {
-    return jboost::GrowCart(table, rules, nodes, sizes[4]);
+    int64_t useful = 1 + table->num_rows * table->num_features / kParallelWork;
+    OwnThreads threads(std::min(num_threads, useful));
+    return Grower(threads.pool(), *table, *rules, *nodes).Grow();
   } catch (const std::exception&) {
     return -1;
   }
 }
+
+}  // namespace jboost
