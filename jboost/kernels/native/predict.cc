@@ -739,34 +739,32 @@ bool HasChildren(const Ensemble& model) {
 }
 
 // The codes of an ensemble, and its leaf values as they are added.
-class CodedModel {
- public:
+struct CodedModel {
+  CodedEnsemble coded;
+  std::unique_ptr<SharedValues> values;  // of trees that all scores share
+
   // Returns false if the ensemble cannot be coded.
   bool Build(const Pool& pool, const Ensemble& model, const Matrix& matrix) {
-    if (!coded_.Build(model, matrix)) return false;
-    if (model.shares_trees()) values_.reset(new SharedValues(pool, model));
+    if (!coded.Build(model, matrix)) return false;
+    if (model.shares_trees()) values.reset(new SharedValues(pool, model));
     return true;
   }
-
-  void Predict(const Pool& pool, const Ensemble& model, const Matrix& matrix,
-               const Answer& answer) const {
-    PredictOnCodes(pool, model, coded_, values_.get(), matrix, answer);
-  }
-
- private:
-  CodedEnsemble coded_;
-  std::unique_ptr<SharedValues> values_;  // of trees that all scores share
 };
+
+// Predicts by codes, or by walking where there are none.
+static void PredictWith(const CodedModel* codes, const Pool& pool,
+                        const Ensemble& model, const Matrix& matrix,
+                        const Answer& answer) {
+  if (codes == nullptr) return PredictByWalking(pool, model, matrix, answer);
+  PredictOnCodes(pool, model, codes->coded, codes->values.get(), matrix, answer);
+}
 
 void Predict(const Pool& pool, const Ensemble& model, const Matrix& matrix,
              const Answer& answer) {
   if (matrix.num_rows == 0) return;
   CodedModel coded;
-  if (CodingPays(model, matrix.num_rows) && coded.Build(pool, model, matrix)) {
-    coded.Predict(pool, model, matrix, answer);
-  } else {
-    PredictByWalking(pool, model, matrix, answer);
-  }
+  bool codes = CodingPays(model, matrix.num_rows) && coded.Build(pool, model, matrix);
+  PredictWith(codes ? &coded : nullptr, pool, model, matrix, answer);
 }
 
 ReadyModel::ReadyModel(const Ensemble& model, int64_t num_features,
@@ -777,12 +775,7 @@ ReadyModel::~ReadyModel() = default;
 
 void ReadyModel::Predict(const Pool& pool, const Matrix& matrix, const Answer& answer) {
   if (matrix.num_rows == 0) return;
-  std::shared_ptr<const CodedModel> coded = FindCodes(pool, matrix);
-  if (coded != nullptr) {
-    coded->Predict(pool, model, matrix, answer);
-  } else {
-    PredictByWalking(pool, model, matrix, answer);
-  }
+  PredictWith(FindCodes(pool, matrix).get(), pool, model, matrix, answer);
 }
 
 std::shared_ptr<const CodedModel> ReadyModel::FindCodes(const Pool& pool,

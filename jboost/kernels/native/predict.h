@@ -167,7 +167,7 @@ struct PredictLoops {
 
 JBOOST_DECLARE_LOOPS(PredictLoops)
 
-class CodedModel;
+struct CodedModel;
 
 // Whether all features of the nodes are columns of the matrix.
 bool HasFeatures(const Ensemble& model, int64_t num_features);
