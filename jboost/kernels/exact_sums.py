@@ -14,7 +14,7 @@ bits, and the sums of limbs are joined by carrying.
 
 ``sum_rows``, ``find_greatest``, ``sum_digits`` and their namesakes by group are the
 definitions, in plain XLA and on GPUs by the kernels of cuda/sums.cu. The CPU kernels
-of native/reduce.h and native/leaves.h (``*_natively``) return the same bits.
+of native/leaves.h (``*_natively``) return the same bits.
 """
 
 import math

@@ -237,7 +237,7 @@ class ReadyModel:
         values = leaf_value, init_score.reshape(-1)
         operands = [_require(a) for a in (*_list_operands(rows, trees), *values)]
         address = call_on_host(
-            "open_model", jax.ShapeDtypeStruct((2,), np.uint32), *operands,
+            "open_model", jax.ShapeDtypeStruct((2,), np.uint32), *operands, by_column=0,
             num_features=rows.num_features, max_depth=max_depth,
         ).view(np.int64)[0]  # fmt: skip
         self._address, self._memory = int(address), operands
@@ -293,7 +293,7 @@ class ReadyModel:
         return kind.program(rows, self._operand).block_until_ready()
 
     def _call(self, answer, num_rows, words, memory):
-        """Makes the call of native/ready.cc that the words describe."""
+        """Makes the call of native/predict_ffi.cc that the words describe."""
         if answer == "leaves":
             shape, dtype = (num_rows, self._rounds, *self._trees), np.int32
         elif answer == "scores":

@@ -1,7 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-// The inner loops of binning.cc, compiled once per instruction set. They use no
-// templates of the standard library: the linker keeps one copy of such a function for
-// the whole library, which could be one for a newer processor. The build checks it.
 #include <cstdint>
 #include <cstring>
 
@@ -281,7 +278,6 @@ void Transpose(const void* columns, int64_t stride, int64_t num_features,
 
 }  // namespace
 
-extern const BinningLoops kBinningLoops;
 const BinningLoops kBinningLoops = {MakeKeys, Count, Collect, FindCodes, Transpose};
 
 }  // namespace jboost::JBOOST_ISA

@@ -8,6 +8,7 @@
 
 #include "exact_sum.h"
 #include "limited.h"
+#include "sort_words.h"
 
 namespace jboost {
 namespace {
@@ -97,26 +98,6 @@ bool Shrink(float squares, int32_t total_curvature, float smoothing,
   return true;
 }
 
-// Sorts by key, then by code: the upper and lower halves of the words. Words come in
-// order of their codes.
-void SortWords(std::vector<uint64_t>* words, std::vector<uint64_t>* scratch) {
-  constexpr size_t kFew = 128;
-  constexpr int kRadix = 11;
-  if (words->size() < kFew) {
-    std::sort(words->begin(), words->end());
-    return;
-  }
-  scratch->resize(words->size());
-  for (int shift = 32; shift < 64; shift += kRadix) {
-    uint32_t starts[(1 << kRadix) + 1] = {};
-    auto digit = [&](uint64_t word) { return (word >> shift) & ((1 << kRadix) - 1); };
-    for (uint64_t word : *words) ++starts[digit(word) + 1];
-    for (int i = 1; i < (1 << kRadix); ++i) starts[i] += starts[i - 1];
-    for (uint64_t word : *words) (*scratch)[starts[digit(word)]++] = word;
-    words->swap(*scratch);
-  }
-}
-
 // An integer of the order of the floats.
 uint32_t Ordered(float x) {
   uint32_t bits;
@@ -142,11 +123,14 @@ void RankCodes(const FeatureSums& sums, bool varies, RankedFeature* ranked) {
     key += 0.0f;  // -0 and 0 are the same key
     ranked->words.push_back(static_cast<uint64_t>(Ordered(key)) << 32 | code);
   }
-  if (!ranked->onehot && varies) SortWords(&ranked->words, &ranked->scratch);
-  ranked->codes.clear();
-  for (uint64_t word : ranked->words) {
-    ranked->codes.push_back(static_cast<int32_t>(word));
+  // Words come in order of their codes, which a stable sort keeps.
+  int64_t size = static_cast<int64_t>(ranked->words.size());
+  const uint64_t* words = ranked->words.data();
+  ranked->scratch.resize(size);
+  if (!ranked->onehot && varies) {
+    words = Sort(ranked->words.data(), ranked->scratch.data(), size);
   }
+  ranked->codes.assign(words, words + size);
   ranked->first = ranked->onehot || varies ? 1 : ranked->codes.size();
   for (int channel = 0; channel < (counted ? 3 : 2); ++channel) {
     std::vector<int32_t>& of_ranks = ranked->sums[channel];
@@ -159,16 +143,6 @@ void RankCodes(const FeatureSums& sums, bool varies, RankedFeature* ranked) {
       if (i + 1 >= ranked->first) of_ranks.push_back(before);
     }
   }
-}
-
-Sums InUnits(int32_t gradient, int32_t curvature, const SplitLimits& limits) {
-  return {static_cast<float>(gradient) * limits.gradient_unit,
-          (static_cast<float>(curvature) + limits.l2 / limits.curvature_unit) *
-              limits.curvature_unit};
-}
-
-float Score(const Sums& sums) {
-  return sums.weight > 0.0f ? sums.gradient * sums.gradient / sums.weight : 0.0f;
 }
 
 // Writes the sets of a split between the first `rank` codes and the others.
@@ -240,17 +214,16 @@ float JoinSquares(const int32_t digits[4], int32_t greatest_gradient) {
 
 void FindCategorySplits(const Pool& pool, const Search& search,
                         const LimitsOfSlots* values, const CategoryLimits& categories,
-                        const NumericSplits& numeric, const float* squares,
-                        const CategorySplitOutput& output) {
+                        const Splits& numeric, const float* squares,
+                        const Splits& splits) {
   const GrowLoops& loops = JBOOST_CHOOSE(GrowLoops);
-  const SplitOutput& splits = output.splits;
   const Histograms& histograms = search.histograms;
   const SplitLimits& limits = search.limits;
   int64_t num_features = search.num_features;
   int64_t bins = histograms.num_bins, plane = num_features * bins;
   bool counted = limits.min_count > 0;
-  std::fill_n(output.left_codes, histograms.num_slots * output.num_words, 0u);
-  std::fill_n(output.absent_codes, histograms.num_slots * output.num_words, 0u);
+  std::fill_n(splits.left_codes, histograms.num_slots * splits.num_words, 0u);
+  std::fill_n(splits.absent_codes, histograms.num_slots * splits.num_words, 0u);
   auto search_slot = [&](int64_t slot) {
     splits.feature[slot] = numeric.feature[slot];
     splits.threshold[slot] = numeric.threshold[slot];
@@ -264,16 +237,7 @@ void FindCategorySplits(const Pool& pool, const Search& search,
     const int32_t* count = histograms.num_channels == 3 ? curvature + plane : curvature;
     int32_t total[3] = {gradient[bins - 1], curvature[bins - 1],
                         counted ? count[bins - 1] : 0};
-    ValueLimits of_slot{};
-    if (values != nullptr) {
-      of_slot = {values->l1, values->bounds[2 * slot], values->bounds[2 * slot + 1]};
-    }
-    auto score = [&](const Sums& sums) {
-      float value;
-      return values == nullptr ? Score(sums) : LimitedScore(sums, of_slot, &value);
-    };
-    Sums whole = InUnits(total[0], total[1], limits);
-    float size = values == nullptr ? Score(whole) : LimitedSize(whole, of_slot);
+    float size = ScoreNode(total, limits, values, slot).size;
     FeatureSums sums;
     sums.counted = counted;
     sums.num_bins = bins;
@@ -281,8 +245,8 @@ void FindCategorySplits(const Pool& pool, const Search& search,
     std::vector<float> scratch(bins);
     RankedFeature ranked;
     BestSplit best{-__builtin_inff(), -1, 0, false};
-    uint32_t* left = output.left_codes + slot * output.num_words;
-    uint32_t* absent = output.absent_codes + slot * output.num_words;
+    uint32_t* left = splits.left_codes + slot * splits.num_words;
+    uint32_t* absent = splits.absent_codes + slot * splits.num_words;
     for (int64_t group = 0; group < categories.num_groups; ++group) {
       int32_t feature = categories.features[group];
       if (!search.masks[slot * num_features + feature]) continue;
@@ -309,23 +273,16 @@ void FindCategorySplits(const Pool& pool, const Search& search,
       // What is shrunk has other totals than the node.
       int32_t all[3] = {ranked.onehot ? total[0] : ranked.sums[0].back(), total[1],
                         total[2]};
-      float parent = score(InUnits(all[0], all[1], limits));
+      NodeScore node = ScoreNode(all, limits, values, slot);
       BestSplit before = best;
-      int64_t size_of_search = static_cast<int64_t>(ranked.sums[0].size());
-      if (values == nullptr) {
-        loops.search_feature(ranked.sums[0].data(), ranked.sums[1].data(),
-                             ranked.sums[2].data(), size_of_search, all, parent,
-                             of_children, feature, scratch.data(), &best);
-      } else {
-        loops.search_limited_feature(ranked.sums[0].data(), ranked.sums[1].data(),
-                                     ranked.sums[2].data(), size_of_search, all, parent,
-                                     of_children, of_slot, 0, size_of_search, feature,
-                                     scratch.data(), &best);
-      }
+      int64_t num_sums = static_cast<int64_t>(ranked.sums[0].size());
+      loops.search({ranked.sums[0].data(), ranked.sums[1].data(), ranked.sums[2].data(),
+                    num_sums},
+                   all, node, of_children, 0, num_sums, feature, scratch.data(), &best);
       if (best.feature == feature && best.feature != before.feature) {
         best.threshold += static_cast<int32_t>(ranked.first) - 1;
         WriteSets(ranked, best.threshold, categories.num_codes[group], left, absent,
-                  output.num_words);
+                  splits.num_words);
       }
     }
     bool better =
@@ -339,8 +296,8 @@ void FindCategorySplits(const Pool& pool, const Search& search,
       splits.threshold[slot] = kCategorical;
       splits.missing_left[slot] = best.missing_left;
     } else {
-      std::fill_n(left, output.num_words, 0u);
-      std::fill_n(absent, output.num_words, 0u);
+      std::fill_n(left, splits.num_words, 0u);
+      std::fill_n(absent, splits.num_words, 0u);
     }
     splits.gain[slot] = gain - search.min_gain;
     splits.found[slot] = gain > search.min_gain && 2.0f * gain > 1e-6f * size;
@@ -356,70 +313,6 @@ CodeTable::CodeTable(const Splits& splits, int64_t slot)
   for (int64_t code = 0; code < splits.num_words * kWordBits; ++code) {
     bool gone = code == 0 || HasCode(absent, code);
     sides_[code] = gone ? missing : static_cast<uint8_t>(!HasCode(left, code));
-  }
-}
-
-namespace {
-
-template <class Code>
-int64_t Partition(const Code* column, int64_t stride, const CodeTable& table,
-                  int64_t count, uint16_t* index, int64_t* words,
-                  uint16_t* index_scratch, int64_t* words_scratch, int64_t* missing) {
-  int64_t left = 0, right = 0;
-  for (int64_t i = 0; i < count; ++i) {
-    uint16_t row = index[i];
-    int64_t word = words[i];
-    bool goes_right = table.GoesRight(column[row * stride]);
-    *missing += table.IsMissing(column[row * stride]);
-    index[left] = row;
-    words[left] = word;
-    index_scratch[right] = row;
-    words_scratch[right] = word;
-    left += !goes_right;
-    right += goes_right;
-  }
-  std::memcpy(index + left, index_scratch, right * sizeof(uint16_t));
-  std::memcpy(words + left, words_scratch, right * sizeof(int64_t));
-  return left;
-}
-
-template <class Code>
-void WriteLeaves(const Code* column, int64_t stride, const CodeTable& table,
-                 int64_t count, const uint16_t* index, int32_t left_leaf, int32_t* leaf,
-                 int64_t* num_left, int64_t* missing) {
-  int64_t right = 0;
-  for (int64_t i = 0; i < count; ++i) {
-    bool goes_right = table.GoesRight(column[index[i] * stride]);
-    *missing += table.IsMissing(column[index[i] * stride]);
-    right += goes_right;
-    leaf[index[i]] = left_leaf + goes_right;
-  }
-  *num_left += count - right;
-}
-
-}  // namespace
-
-int64_t PartitionByTable(const Column& column, bool wide, const CodeTable& table,
-                         int64_t count, uint16_t* index, int64_t* words,
-                         uint16_t* index_scratch, int64_t* words_scratch,
-                         int64_t* missing) {
-  if (wide) {
-    return Partition(static_cast<const uint16_t*>(column.codes), column.stride, table,
-                     count, index, words, index_scratch, words_scratch, missing);
-  }
-  return Partition(static_cast<const uint8_t*>(column.codes), column.stride, table,
-                   count, index, words, index_scratch, words_scratch, missing);
-}
-
-void WriteLeavesByTable(const Column& column, bool wide, const CodeTable& table,
-                        int64_t count, const uint16_t* index, int32_t left_leaf,
-                        int32_t* leaf, int64_t* num_left, int64_t* missing) {
-  if (wide) {
-    WriteLeaves(static_cast<const uint16_t*>(column.codes), column.stride, table, count,
-                index, left_leaf, leaf, num_left, missing);
-  } else {
-    WriteLeaves(static_cast<const uint8_t*>(column.codes), column.stride, table, count,
-                index, left_leaf, leaf, num_left, missing);
   }
 }
 

@@ -27,21 +27,6 @@ struct CategoryLimits {
   int32_t max_onehot;
 };
 
-// The best splits by thresholds, before min_gain is subtracted.
-struct NumericSplits {  // [slots]
-  const int32_t* feature;
-  const int32_t* threshold;
-  const uint8_t* missing_left;
-  const float* gain;
-};
-
-struct CategorySplitOutput {
-  SplitOutput splits;
-  uint32_t* left_codes;    // [slots, words]
-  uint32_t* absent_codes;  // [slots, words]
-  int64_t num_words;
-};
-
 // The greatest magnitude of the gradient's integers of the rows, which are in slot 0.
 int32_t FindGreatestGradient(const Pool& pool, const Rows& rows, int64_t num_rows);
 
@@ -53,13 +38,13 @@ void SumSquares(const Pool& pool, const Rows& rows, int64_t num_rows,
 // The value of such digits, or of sums of them.
 float JoinSquares(const int32_t digits[4], int32_t greatest_gradient);
 
-// Writes the better one of the split in `numeric` and the best categorical split.
-// `squares` [slots] are those of JoinSquares.
-// `values` may be null; its child bounds are not written.
+// Writes the better one of the split in `numeric`, by a threshold and with min_gain not
+// subtracted, and the best categorical split. `squares` [slots] are those of
+// JoinSquares. `values` may be null; its child bounds are not written.
 void FindCategorySplits(const Pool& pool, const Search& search,
                         const LimitsOfSlots* values, const CategoryLimits& categories,
-                        const NumericSplits& numeric, const float* squares,
-                        const CategorySplitOutput& output);
+                        const Splits& numeric, const float* squares,
+                        const Splits& splits);
 
 // Tells for each code on which side of a categorical split its rows go.
 class CodeTable {
@@ -70,6 +55,11 @@ class CodeTable {
   bool GoesRight(int64_t code) const { return sides_[Clamp(code)] & 1; }
   // Whether the value is missing, or its category had no row in the node.
   bool IsMissing(int64_t code) const { return sides_[Clamp(code)] >> 1; }
+  // Lets the table decide a rule, which must not outlive it.
+  void Decide(SplitRule* rule) const {
+    rule->sides = sides_.data();
+    rule->last_code = static_cast<int64_t>(sides_.size()) - 1;
+  }
 
  private:
   int64_t Clamp(int64_t code) const {
@@ -79,15 +69,6 @@ class CodeTable {
 
   std::vector<uint8_t> sides_;
 };
-
-// Like partition and write_leaves of GrowLoops.
-int64_t PartitionByTable(const Column& column, bool wide, const CodeTable& table,
-                         int64_t count, uint16_t* index, int64_t* words,
-                         uint16_t* index_scratch, int64_t* words_scratch,
-                         int64_t* missing);
-void WriteLeavesByTable(const Column& column, bool wide, const CodeTable& table,
-                        int64_t count, const uint16_t* index, int32_t left_leaf,
-                        int32_t* leaf, int64_t* num_left, int64_t* missing);
 
 }  // namespace jboost
 

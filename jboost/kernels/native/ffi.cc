@@ -3,29 +3,21 @@
 
 #include <new>
 #include <sstream>
-#include <stdexcept>
+#include <utility>
 
 namespace jboost {
 namespace {
 
 // The name of a type that kernels use.
 const char* NameType(ffi::DataType type) {
-  switch (type) {
-    case ffi::DataType::PRED:
-      return "bool";
-    case ffi::DataType::U8:
-      return "uint8";
-    case ffi::DataType::U16:
-      return "uint16";
-    case ffi::DataType::U32:
-      return "uint32";
-    case ffi::DataType::S32:
-      return "int32";
-    case ffi::DataType::F32:
-      return "float32";
-    default:
-      return "another type";
+  using Type = ffi::DataType;
+  constexpr std::pair<Type, const char*> kNames[] = {
+      {Type::PRED, "bool"},  {Type::U8, "uint8"},  {Type::U16, "uint16"},
+      {Type::U32, "uint32"}, {Type::S32, "int32"}, {Type::F32, "float32"}};
+  for (const auto& [known, name] : kNames) {
+    if (known == type) return name;
   }
+  return "another type";
 }
 
 template <class Sizes>
@@ -50,17 +42,11 @@ bool Fits(const ffi::AnyBuffer& buffer, ffi::DataType type, const Shape& shape) 
 
 std::optional<ffi::AnyBuffer> Buffers::Next(Access access, int64_t ahead) const {
   if (access == Access::kResult) {
-    size_t at = next_result_ + ahead;
-    if (at >= results_.size()) return std::nullopt;
-    auto buffer = results_.get<ffi::AnyBuffer>(at);
-    if (buffer.has_error()) return std::nullopt;
-    return **buffer;
+    auto buffer = results_.get<ffi::AnyBuffer>(next_result_ + ahead);
+    return buffer.has_value() ? std::optional(**buffer) : std::nullopt;
   }
-  size_t at = next_operand_ + ahead;
-  if (at >= operands_.size()) return std::nullopt;
-  auto buffer = operands_.get<ffi::AnyBuffer>(at);
-  if (buffer.has_error()) return std::nullopt;
-  return *buffer;
+  auto buffer = operands_.get<ffi::AnyBuffer>(next_operand_ + ahead);
+  return buffer.has_value() ? std::optional(*buffer) : std::nullopt;
 }
 
 void* Buffers::Take(Access access, const char* name, ffi::DataType type,
@@ -69,30 +55,47 @@ void* Buffers::Take(Access access, const char* name, ffi::DataType type,
   if (access == Access::kInPlace) other = Next(Access::kResult, 0);
   if (access != Access::kResult) ++next_operand_;
   if (access != Access::kOperand) ++next_result_;
-  if (!error_.empty()) return nullptr;
-  bool fits = buffer.has_value() && Fits(*buffer, type, shape);
-  if (!fits) {
-    Fail(std::string(name) + " must be " + Describe(type, shape) + ", got " +
-         (buffer.has_value() ? Describe(buffer->element_type(), buffer->dimensions())
-                             : "nothing"));
-  } else if (access == Access::kInPlace &&
-             (!other.has_value() || !Fits(*other, type, shape) ||
-              (buffer->element_count() > 0 &&
-               buffer->untyped_data() != other->untyped_data()))) {
-    Fail(std::string(name) + " must be updated in place: operand and result must be " +
-         Describe(type, shape) + " at one address");
+  if (!buffer.has_value() || !Fits(*buffer, type, shape)) {
+    throw Mismatch(std::string(name) + " must be " + Describe(type, shape) + ", got " +
+                   (buffer.has_value()
+                        ? Describe(buffer->element_type(), buffer->dimensions())
+                        : "nothing"));
   }
-  return error_.empty() ? buffer->untyped_data() : nullptr;
+  if (access == Access::kInPlace &&
+      (!other.has_value() || !Fits(*other, type, shape) ||
+       (buffer->element_count() > 0 &&
+        buffer->untyped_data() != other->untyped_data()))) {
+    throw Mismatch(std::string(name) +
+                   " must be updated in place: operand and result must be " +
+                   Describe(type, shape) + " at one address");
+  }
+  return buffer->untyped_data();
 }
 
-void Buffers::Fail(const std::string& message) {
-  if (error_.empty()) error_ = message;
-}
-
-ffi::Error Buffers::Finish() {
+void Buffers::Finish() const {
   bool all = next_operand_ == operands_.size() && next_result_ == results_.size();
-  Check(all, "the number of operands or results is wrong");
-  return error_.empty() ? ffi::Error::Success() : Mismatch(error_);
+  Require(all, "the number of operands or results is wrong");
+  Require(num_attributes_ == attributes_.size(), "the number of attributes is wrong");
+}
+
+std::unique_ptr<ffi::Ffi> MakeHandler(Binding binding) {
+  auto run = [binding](ffi::ThreadPool threads, ffi::RemainingArgs operands,
+                       ffi::RemainingRets results, ffi::Dictionary attributes) {
+    Pool pool;
+    pool.num_threads = threads.num_threads();
+    pool.schedule = [&threads](std::function<void()> task) {
+      threads.Schedule(std::move(task));
+    };
+    Buffers buffers(operands, results, attributes);
+    binding(buffers, pool);
+    return ffi::Error::Success();
+  };
+  return ffi::Ffi::Bind()
+      .Ctx<ffi::ThreadPool>()
+      .RemainingArgs()
+      .RemainingRets()
+      .Attrs()
+      .To(run);
 }
 
 namespace internal {
@@ -101,10 +104,12 @@ XLA_FFI_Error* MakeError(const XLA_FFI_CallFrame* frame, const std::exception& e
   // A vector that no memory could hold is an error of length.
   bool out_of_memory = dynamic_cast<const std::bad_alloc*>(&error) != nullptr ||
                        dynamic_cast<const std::length_error*>(&error) != nullptr;
+  bool mismatch = dynamic_cast<const Mismatch*>(&error) != nullptr;
   XLA_FFI_Error_Create_Args args{};
   args.struct_size = XLA_FFI_Error_Create_Args_STRUCT_SIZE;
   args.message = out_of_memory ? "jboost kernel: out of memory" : error.what();
   args.errc = out_of_memory ? XLA_FFI_Error_Code_RESOURCE_EXHAUSTED
+              : mismatch    ? XLA_FFI_Error_Code_INVALID_ARGUMENT
                             : XLA_FFI_Error_Code_INTERNAL;
   return frame->api->XLA_FFI_Error_Create(&args);
 }

@@ -1,17 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the bindings of all kernels share: reading buffers, the thread pool, errors.
 //
-// A binding reads its buffers one after the other, each with its name, type and shape,
-// so that a batched, transposed or misplaced buffer becomes an error. It then checks
-// the values that the safety of memory depends on, and calls the kernel.
+// A binding reads its attributes, and its buffers one after the other, each with its
+// name, type and shape, so that a batched, transposed or misplaced buffer becomes an
+// error. It then checks the values that the safety of memory depends on, and calls the
+// kernel.
 #ifndef JBOOST_FFI_H_
 #define JBOOST_FFI_H_
 
 #include <array>
 #include <complex>
 #include <exception>
+#include <memory>
 #include <optional>
+#include <stdexcept>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "parallel.h"
@@ -23,37 +27,54 @@ namespace ffi = xla::ffi;
 
 using Shape = std::vector<int64_t>;
 
+// A call whose attributes or buffers do not hold what they must.
+struct Mismatch : std::invalid_argument {
+  explicit Mismatch(const std::string& what)
+      : std::invalid_argument("jboost kernel: " + what) {}
+};
+
+inline void Require(bool condition, const char* expectation) {
+  if (!condition) throw Mismatch(expectation);
+}
+
 // Where a buffer comes from: an operand, a result, or an operand and the result that
 // overwrites it.
 enum class Access { kOperand, kResult, kInPlace };
 
-// The type of a buffer's elements.
+// The type of a buffer's elements. The kernels take booleans as bytes.
 template <class Element>
-constexpr ffi::DataType kTypeOf = ffi::DataType::INVALID;
-template <>
-inline constexpr ffi::DataType kTypeOf<int32_t> = ffi::DataType::S32;
-template <>
-inline constexpr ffi::DataType kTypeOf<uint32_t> = ffi::DataType::U32;
-template <>
-inline constexpr ffi::DataType kTypeOf<uint16_t> = ffi::DataType::U16;
-template <>
-inline constexpr ffi::DataType kTypeOf<float> = ffi::DataType::F32;
-template <>
-inline constexpr ffi::DataType kTypeOf<std::complex<float>> = ffi::DataType::C64;
-template <>  // booleans: the kernels take them as bytes
-inline constexpr ffi::DataType kTypeOf<uint8_t> = ffi::DataType::PRED;
+constexpr ffi::DataType TypeOf() {
+  if (std::is_same_v<Element, int32_t>) return ffi::DataType::S32;
+  if (std::is_same_v<Element, uint32_t>) return ffi::DataType::U32;
+  if (std::is_same_v<Element, uint16_t>) return ffi::DataType::U16;
+  if (std::is_same_v<Element, float>) return ffi::DataType::F32;
+  if (std::is_same_v<Element, std::complex<float>>) return ffi::DataType::C64;
+  return std::is_same_v<Element, uint8_t> ? ffi::DataType::PRED
+                                          : ffi::DataType::INVALID;
+}
 
-// Reads the buffers of a call in order. The first mismatch is kept as the error of the
-// call; from then on buffers are null and shapes are zeros. So a binding reads
-// everything first, calls Finish once, and only then uses what it has read.
+template <class Value>
+Value ReadAttribute(const ffi::Dictionary& attributes, const char* name) {
+  ffi::ErrorOr<Value> value = attributes.get<Value>(name);
+  if (!value.has_value()) throw Mismatch(std::string(name) + " must be an attribute");
+  return *value;
+}
+
+// Reads the buffers of a call in order, and its attributes; throws a Mismatch.
 class Buffers {
  public:
-  Buffers(ffi::RemainingArgs operands, ffi::RemainingRets results)
-      : operands_(operands), results_(results) {}
+  Buffers(ffi::RemainingArgs operands, ffi::RemainingRets results,
+          ffi::Dictionary attributes)
+      : operands_(operands), results_(results), attributes_(attributes) {}
+
+  int64_t Attribute(const char* name) {
+    ++num_attributes_;
+    return ReadAttribute<int64_t>(attributes_, name);
+  }
 
   template <class Element>
   Element* Read(Access access, const char* name, const Shape& shape) {
-    return static_cast<Element*>(Take(access, name, kTypeOf<Element>, shape));
+    return static_cast<Element*>(Take(access, name, TypeOf<Element>(), shape));
   }
   template <class Element>
   const Element* Operand(const char* name, const Shape& shape) {
@@ -69,12 +90,7 @@ class Buffers {
   }
   template <class Element>
   Element Scalar(const char* name) {
-    const Element* value = Operand<Element>(name, {});
-    return value == nullptr ? Element{} : *value;
-  }
-  const uint8_t* Bytes(const char* name, const Shape& shape) {
-    return static_cast<uint8_t*>(
-        Take(Access::kOperand, name, ffi::DataType::U8, shape));
+    return *Operand<Element>(name, {});
   }
   // Null if there is no operand left.
   template <class Element>
@@ -87,16 +103,15 @@ class Buffers {
     return Take(access, name, type, shape);
   }
 
-  // The shape of the buffer that is read next; zeros (and an error) if it has another
-  // rank. `ahead`: buffers in between.
+  // The shape of the buffer that is read next, or after `ahead` others.
   template <size_t kRank>
-  std::array<int64_t, kRank> NextShape(Access access, const char* name,
-                                       int64_t ahead = 0) {
+  std::array<int64_t, kRank> NextShape(const char* name,
+                                       Access access = Access::kOperand,
+                                       int64_t ahead = 0) const {
     std::array<int64_t, kRank> sizes{};
     std::optional<ffi::AnyBuffer> next = Next(access, ahead);
     if (!next.has_value() || next->dimensions().size() != kRank) {
-      Fail(std::string(name) + " must have rank " + std::to_string(kRank));
-      return sizes;
+      throw Mismatch(std::string(name) + " must have rank " + std::to_string(kRank));
     }
     for (size_t axis = 0; axis < kRank; ++axis) sizes[axis] = next->dimensions()[axis];
     return sizes;
@@ -107,72 +122,37 @@ class Buffers {
     return next.has_value() ? next->dimensions().size() : 0;
   }
   bool NextIsWide(Access access) const { return NextIs(access, ffi::DataType::U16); }
-  bool NextIs(Access access, ffi::DataType type) const {
-    std::optional<ffi::AnyBuffer> next = Next(access, 0);
+  bool NextIs(Access access, ffi::DataType type, int64_t ahead = 0) const {
+    std::optional<ffi::AnyBuffer> next = Next(access, ahead);
     return next.has_value() && next->element_type() == type;
   }
   bool HasOperands() const { return next_operand_ < operands_.size(); }
 
-  void Check(bool condition, const char* expectation) {
-    if (!condition) Fail(expectation);
-  }
-  // The first error; also if a buffer was not read.
-  ffi::Error Finish();
+  // Requires that everything was read.
+  void Finish() const;
 
  private:
   std::optional<ffi::AnyBuffer> Next(Access access, int64_t ahead) const;
   void* Take(Access access, const char* name, ffi::DataType type, const Shape& shape);
-  void Fail(const std::string& message);
 
   ffi::RemainingArgs operands_;
   ffi::RemainingRets results_;
-  size_t next_operand_ = 0, next_result_ = 0;
-  std::string error_;  // empty: none
+  ffi::Dictionary attributes_;
+  size_t next_operand_ = 0, next_result_ = 0, num_attributes_ = 0;
 };
 
-inline ffi::Error Mismatch(const std::string& what) {
-  return ffi::Error::InvalidArgument("jboost kernel: " + what);
-}
+// Reads the operands of a call, and runs its kernel. The pool must not outlive the
+// call. (Helper threads that start late do not use it.)
+using Binding = void (*)(Buffers& buffers, const Pool& pool);
 
-// Returns an error from a function whose buffers do not hold what they must.
-#define JBOOST_CHECK(condition, what)        \
-  do {                                       \
-    if (!(condition)) return Mismatch(what); \
-  } while (false)
-
-// Returns the error, if any, of a function that returns one.
-#define JBOOST_RETURN_IF_ERROR(expression)                              \
-  do {                                                                  \
-    if (ffi::Error error = (expression); error.failure()) return error; \
-  } while (false)
-
-// The result holds a reference to `threads`, so it must not outlive the call. (Helper
-// threads that start late do not use it.)
-inline Pool MakePool(ffi::ThreadPool& threads) {
-  Pool pool;
-  pool.num_threads = threads.num_threads();
-  pool.schedule = [&threads](std::function<void()> task) {
-    threads.Schedule(std::move(task));
-  };
-  return pool;
-}
-
-// What all bindings take; attributes follow.
-inline auto Bind() {
-  return ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().RemainingArgs().RemainingRets();
-}
-
-// Runs `call`, which returns an XLA_FFI_Error*. Turns an exception into an error of
-// XLA: running out of memory must not end the process.
-template <class Call>
-XLA_FFI_Error* CatchErrors(const XLA_FFI_CallFrame* frame, const Call& call);
+std::unique_ptr<ffi::Ffi> MakeHandler(Binding binding);
 
 // Defines a handler under its C name, for ctypes to find.
-#define JBOOST_HANDLER(name, implementation, binding)                    \
+#define JBOOST_HANDLER(name, binding)                                    \
   extern "C" __attribute__((visibility("default"))) XLA_FFI_Error* name( \
       XLA_FFI_CallFrame* call_frame) {                                   \
     return CatchErrors(call_frame, [&] {                                 \
-      static auto* handler = (binding).To(implementation).release();     \
+      static auto* handler = MakeHandler(binding).release();             \
       return handler->Call(call_frame);                                  \
     });                                                                  \
   }
@@ -199,6 +179,8 @@ class CallOrder {
 
 }  // namespace internal
 
+// Runs `call`, which returns an XLA_FFI_Error*. Turns an exception into an error of
+// XLA: running out of memory must not end the process.
 template <class Call>
 XLA_FFI_Error* CatchErrors(const XLA_FFI_CallFrame* frame, const Call& call) {
   internal::CallOrder order;

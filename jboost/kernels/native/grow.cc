@@ -30,8 +30,8 @@ int64_t BlockFeatures(const Codes& codes, int64_t block) {
 }
 
 template <class Code>
-void PackRows(const Codes& codes, int64_t num_bins, int64_t block, int64_t begin,
-              int64_t end, Code* packed) {
+void PackRows(const Codes& codes, const Code* columns, int64_t num_bins, int64_t block,
+              int64_t begin, int64_t end, void* packed) {
   // Assembles words of 8 bytes from several columns: writing single codes, a row apart,
   // takes twice as long.
   constexpr int64_t kCodes = 8 / sizeof(Code), kBits = 8 * sizeof(Code);
@@ -39,11 +39,11 @@ void PackRows(const Codes& codes, int64_t num_bins, int64_t block, int64_t begin
   // Codes cannot exceed their type, even if num_bins does.
   Code last = static_cast<Code>(
       std::min<int64_t>(num_bins - 1, std::numeric_limits<Code>::max()));
-  const Code* columns = static_cast<const Code*>(codes.columns);
   int64_t used = BlockFeatures(codes, block);
   for (int64_t at = begin; at < end; at += kTile) {
     int64_t size = std::min(kTile, end - at);
-    Code* out = packed + (block * codes.num_rows + at) * codes.width;
+    Code* out =
+        static_cast<Code*>(packed) + (block * codes.num_rows + at) * codes.width;
     for (int64_t f = 0; f < codes.width; f += kCodes) {
       int64_t count = std::max<int64_t>(0, std::min(kCodes, used - f));
       uint64_t words[kTile] = {};
@@ -151,19 +151,13 @@ void ChooseScale(float total, float* scale, float* unit) {
   std::memcpy(unit, &down, sizeof down);
 }
 
-Sums AddUnits(const int32_t sums[2], const SplitLimits& limits) {
-  float weight = (static_cast<float>(sums[1]) + limits.l2 / limits.curvature_unit) *
-                 limits.curvature_unit;
-  return {static_cast<float>(sums[0]) * limits.gradient_unit, weight};
-}
-
 // Writes the bounds of both children's leaf values, from the sums of the left child and
 // of the node. See bound_children of jboost.trees.splitting.
 void WriteChildBounds(const int32_t left[2], const int32_t total[2],
                       const SplitLimits& limits, const ValueLimits& values,
                       int32_t sign, bool is_missing, float* bounds) {
   const int32_t right[2] = {total[0] - left[0], total[1] - left[1]};
-  Sums sides[2] = {AddUnits(left, limits), AddUnits(right, limits)};
+  Sums sides[2] = {InUnits(left, limits), InUnits(right, limits)};
   float best[2];
   for (int i = 0; i < 2; ++i) {
     best[i] = LimitedValue(sides[i], values, Divisor(sides[i].weight));
@@ -181,27 +175,21 @@ void WriteChildBounds(const int32_t left[2], const int32_t total[2],
 
 void PackCodes(const Pool& pool, const Codes& codes, int64_t num_bins, void* packed) {
   int64_t pieces = NumChunks(codes.num_rows);
-  ParallelFor(
-      Threads(pool, codes.num_rows * codes.num_features), codes.num_blocks * pieces,
-      [&](int64_t task) {
-        int64_t block = task / pieces, begin = task % pieces * kChunk;
-        int64_t end = std::min(begin + kChunk, codes.num_rows);
-        if (codes.wide) {
-          PackRows(codes, num_bins, block, begin, end, static_cast<uint16_t*>(packed));
-        } else {
-          PackRows(codes, num_bins, block, begin, end, static_cast<uint8_t*>(packed));
-        }
-      });
+  ParallelFor(Threads(pool, codes.num_rows * codes.num_features),
+              codes.num_blocks * pieces, [&](int64_t task) {
+                int64_t block = task / pieces, begin = task % pieces * kChunk;
+                int64_t end = std::min(begin + kChunk, codes.num_rows);
+                WithCodes(codes.columns, codes.wide, [&](auto* columns) {
+                  PackRows(codes, columns, num_bins, block, begin, end, packed);
+                });
+              });
 }
 
 bool BuildHistogram(const Pool& pool, const Codes& codes, const int32_t* channels,
                     int64_t num_channels, const int32_t* node, int64_t num_nodes,
                     int64_t num_bins, int32_t* out) {
   int64_t table = num_bins * num_channels;
-  auto sum_feature = [&](auto code_type, int64_t feature) {
-    using Code = decltype(code_type);
-    const Code* column =
-        static_cast<const Code*>(codes.columns) + feature * codes.num_rows;
+  auto sum_feature = [&](const auto* column, int64_t feature) {
     for (int64_t m = 0; m < num_nodes; ++m) {
       std::fill_n(out + (m * codes.num_features + feature) * table, table, 0);
     }
@@ -218,11 +206,9 @@ bool BuildHistogram(const Pool& pool, const Codes& codes, const int32_t* channel
   };
   ParallelFor(Threads(pool, codes.num_rows * codes.num_features), codes.num_features,
               [&](int64_t feature) {
-                if (codes.wide) {
-                  sum_feature(uint16_t{}, feature);
-                } else {
-                  sum_feature(uint8_t{}, feature);
-                }
+                WithCodes(codes.columns, codes.wide, [&](auto* columns) {
+                  sum_feature(columns + feature * codes.num_rows, feature);
+                });
               });
   return true;
 }
@@ -246,23 +232,24 @@ bool SplitPairs(const Pool& pool, const PairedRows& rows, int64_t num_rows) {
   return finite;
 }
 
-void WeighRows(const Pool& pool, const WeighedRows& rows, int64_t num_rows) {
+void WeighRows(const Pool& pool, const WeighedRows& rows) {
   const GrowLoops& loops = JBOOST_CHOOSE(GrowLoops);
+  int64_t num_rows = rows.num_rows;
   ParallelFor(Threads(pool, num_rows), NumChunks(num_rows), [&](int64_t chunk) {
     int64_t first = chunk * kChunk;
     loops.weigh_rows(rows, first, std::min(first + kChunk, num_rows));
   });
 }
 
-void PlaceRows(const Pool& pool, int64_t num_rows, const float* gradient,
-               const float* curvature, const uint8_t* in_bag, const uint32_t* seed,
+void PlaceRows(const Pool& pool, const Derivatives& derivatives, const uint32_t* seed,
                const Rounding& rounding, int64_t first_row, const Rows& rows) {
   const GrowLoops& loops = JBOOST_CHOOSE(GrowLoops);
+  int64_t num_rows = derivatives.num_rows;
+  const uint8_t* in_bag = derivatives.in_bag;
   ParallelFor(Threads(pool, num_rows), NumChunks(num_rows), [&](int64_t chunk) {
     int64_t first = chunk * kChunk, count = std::min(kChunk, num_rows - first);
-    loops.quantise(gradient + first, curvature + first, first_row + first, count,
-                   rounding.scale, seed, rounding.stochastic, rounding.uniform,
-                   in_bag + first, rows.words + first);
+    loops.quantise(derivatives, first, count, first_row, rounding, seed,
+                   rows.words + first);
     uint16_t* index = rows.index + first;
     int64_t* words = rows.words + first;
     int64_t kept = count;
@@ -282,11 +269,11 @@ void PlaceRows(const Pool& pool, int64_t num_rows, const float* gradient,
   });
 }
 
-void FindGreatestDerivatives(const Pool& pool, int64_t num_rows, const float* gradient,
-                             const float* curvature, const uint8_t* in_bag,
+void FindGreatestDerivatives(const Pool& pool, const Derivatives& rows,
                              uint32_t bits[2], int64_t* num_in_bag) {
   const GrowLoops& loops = JBOOST_CHOOSE(GrowLoops);
-  int64_t num_chunks = NumChunks(num_rows);
+  int64_t num_rows = rows.num_rows, num_chunks = NumChunks(num_rows);
+  const uint8_t* in_bag = rows.in_bag;
   struct Part {
     uint32_t bits[2];
     int64_t kept;
@@ -295,8 +282,8 @@ void FindGreatestDerivatives(const Pool& pool, int64_t num_rows, const float* gr
   ParallelFor(Threads(pool, num_rows), num_chunks, [&](int64_t chunk) {
     int64_t first = chunk * kChunk, count = std::min(kChunk, num_rows - first);
     Part& part = parts[chunk];
-    part.bits[0] = loops.greatest_bits(gradient + first, in_bag + first, count);
-    part.bits[1] = loops.greatest_bits(curvature + first, in_bag + first, count);
+    part.bits[0] = loops.greatest_bits(rows.gradient + first, in_bag + first, count);
+    part.bits[1] = loops.greatest_bits(rows.curvature + first, in_bag + first, count);
     int64_t kept = 0;
     for (int64_t i = first; i < first + count; ++i) kept += in_bag[i] != 0;
     part.kept = kept;
@@ -326,16 +313,14 @@ void SumMagnitudes(const Pool& pool, int64_t num_rows, const float* values,
   sum.Write(digits);
 }
 
-Rounding ChooseRounding(const Pool& pool, int64_t num_rows, const float* gradient,
-                        const float* curvature, const uint8_t* in_bag, bool uniform,
-                        float units[2], int64_t* num_in_bag) {
-  const float* channels[2] = {gradient, curvature};
+Rounding ChooseRounding(const Pool& pool, const Derivatives& rows, float units[2],
+                        int64_t* num_in_bag) {
+  const float* channels[2] = {rows.gradient, rows.curvature};
   uint32_t bits[2];
-  FindGreatestDerivatives(pool, num_rows, gradient, curvature, in_bag, bits,
-                          num_in_bag);
-  Rounding rounding{{1.0f, 1.0f}, *num_in_bag > kNearestRows, uniform};
+  FindGreatestDerivatives(pool, rows, bits, num_in_bag);
+  Rounding rounding{{1.0f, 1.0f}, *num_in_bag > kNearestRows};
   for (int channel = 0; channel < 2; ++channel) {
-    if (channel == 1 && uniform) {
+    if (channel == 1 && rows.uniform) {
       std::memcpy(&units[1], &bits[1], sizeof bits[1]);  // the curvature of all rows
       units[1] = std::max(1e-30f, units[1]);
       break;
@@ -344,7 +329,8 @@ Rounding ChooseRounding(const Pool& pool, int64_t num_rows, const float* gradien
     if (bits[channel] < kInfinityBits) {
       Unit unit = ChooseUnit(bits[channel]);
       int32_t digits[4];
-      SumMagnitudes(pool, num_rows, channels[channel], in_bag, unit.up, digits);
+      SumMagnitudes(pool, rows.num_rows, channels[channel], rows.in_bag, unit.up,
+                    digits);
       ExactSum sum;
       sum.AddDigits(digits);
       total = sum.Value(unit);
@@ -352,15 +338,6 @@ Rounding ChooseRounding(const Pool& pool, int64_t num_rows, const float* gradien
     ChooseScale(total, rounding.scale + channel, units + channel);
   }
   return rounding;
-}
-
-void StartRows(const Pool& pool, int64_t num_rows, const float* gradient,
-               const float* curvature, const uint8_t* in_bag, const uint32_t* seed,
-               bool uniform, const Rows& rows, float units[2]) {
-  int64_t num_in_bag;
-  Rounding rounding = ChooseRounding(pool, num_rows, gradient, curvature, in_bag,
-                                     uniform, units, &num_in_bag);
-  PlaceRows(pool, num_rows, gradient, curvature, in_bag, seed, rounding, 0, rows);
 }
 
 void FinishNode(const int64_t* scratch, int64_t row, const Histograms& histograms,
@@ -507,47 +484,20 @@ bool SumNodes(const Pool& pool, const Codes& codes, const Rows& rows,
   return true;
 }
 
-bool PlaceChildren(const Children& children, std::vector<NodeSum>* nodes) {
-  int64_t slots = children.num_slots, used = 0;
-  std::fill_n(children.place, slots, 0);
-  std::vector<uint8_t> taken(slots, 0);
-  for (; used < children.num_pairs && children.source[used] >= 0; ++used) {
-    if (children.source[used] >= slots) return false;
-    int32_t parent = children.old_place[children.source[used]];
-    if (parent < 0 || parent >= slots || taken[parent]) return false;
-    taken[parent] = 1;
-  }
-  if (2 * used > slots) return false;
-  int64_t free_place = 0;
-  for (int64_t pair = 0; pair < used; ++pair) {
-    while (taken[free_place]) ++free_place;
-    int32_t parent = children.old_place[children.source[pair]];
-    bool left = children.left_smaller[pair] != 0;
-    int64_t small = 2 * pair + !left, large = 2 * pair + left;
-    children.place[small] = static_cast<int32_t>(free_place);
-    children.place[large] = parent;
-    nodes->push_back({small, free_place++, parent});
-  }
-  return true;
-}
-
 NodeScore ScoreNode(const int32_t total[2], const SplitLimits& limits,
                     const LimitsOfSlots* slots, int64_t slot) {
-  Sums whole = AddUnits(total, limits);
-  if (slots == nullptr) {
-    float score =
-        whole.weight > 0.0f ? whole.gradient * whole.gradient / whole.weight : 0.0f;
-    return {score, score, {}};
-  }
+  Sums whole = InUnits(total, limits);
+  if (slots == nullptr) return {Score(whole), Score(whole), false, {}};
   ValueLimits values{slots->l1, slots->bounds[2 * slot], slots->bounds[2 * slot + 1]};
   float value;
-  return {LimitedScore(whole, values, &value), LimitedSize(whole, values), values};
+  return {LimitedScore(whole, values, &value), LimitedSize(whole, values), true,
+          values};
 }
 
 void WriteSplit(int64_t slot, const BestSplit& best, const int32_t left[2],
                 const int32_t total[2], bool is_missing, const NodeScore& node,
                 const SplitLimits& limits, float min_gain, const LimitsOfSlots* slots,
-                const SplitOutput& splits) {
+                const Splits& splits) {
   splits.feature[slot] = best.feature;
   splits.threshold[slot] = best.threshold;
   splits.missing_left[slot] = best.missing_left;
@@ -556,11 +506,11 @@ void WriteSplit(int64_t slot, const BestSplit& best, const int32_t left[2],
   splits.found[slot] = best.gain > min_gain && 2.0f * best.gain > 1e-6f * node.size;
   if (slots == nullptr) return;
   WriteChildBounds(left, total, limits, node.values, slots->monotone[best.feature],
-                   is_missing, slots->child_bounds + 4 * slot);
+                   is_missing, splits.child_bounds + 4 * slot);
 }
 
 void FindSplits(const Pool& pool, const Search& search, const LimitsOfSlots* slots,
-                const SplitOutput& splits) {
+                const Splits& splits) {
   const GrowLoops& loops = JBOOST_CHOOSE(GrowLoops);
   const Histograms& histograms = search.histograms;
   const SplitLimits& limits = search.limits;
@@ -573,7 +523,7 @@ void FindSplits(const Pool& pool, const Search& search, const LimitsOfSlots* slo
     splits.feature[slot] = splits.threshold[slot] = 0;
     splits.missing_left[slot] = splits.found[slot] = 0;
     splits.gain[slot] = -__builtin_inff();
-    if (slots != nullptr) std::fill_n(slots->child_bounds + 4 * slot, 4, 0.0f);
+    if (slots != nullptr) std::fill_n(splits.child_bounds + 4 * slot, 4, 0.0f);
   }
   auto search_slot = [&](int64_t slot) {
     if (position[slot] < 0) return;
@@ -589,17 +539,10 @@ void FindSplits(const Pool& pool, const Search& search, const LimitsOfSlots* slo
     BestSplit best{-__builtin_inff(), 0, 0, false};
     for (int64_t f = 0; f < num_features; ++f) {
       if (!search.masks[slot * num_features + f]) continue;
-      int32_t feature = static_cast<int32_t>(f);
-      if (slots == nullptr) {
-        loops.search_feature(gradient + f * bins, curvature + f * bins,
-                             count + f * bins, bins, total, node.parent, limits,
-                             feature, scratch.get(), &best);
-      } else {
-        loops.search_limited_feature(gradient + f * bins, curvature + f * bins,
-                                     count + f * bins, bins, total, node.parent, limits,
-                                     node.values, slots->monotone[f], bins - 1, feature,
-                                     scratch.get(), &best);
-      }
+      int64_t at = f * bins;
+      loops.search({gradient + at, curvature + at, count + at, bins}, total, node,
+                   limits, slots == nullptr ? 0 : slots->monotone[f], bins - 1,
+                   static_cast<int32_t>(f), scratch.get(), &best);
     }
     int64_t row = best.feature * bins, cut = row + best.threshold;
     int32_t left[2] = {gradient[cut], curvature[cut]};
@@ -614,9 +557,10 @@ void FindSplits(const Pool& pool, const Search& search, const LimitsOfSlots* slo
 }
 
 bool RouteRows(const Pool& pool, const Codes& codes, const Splits& splits,
-               const int32_t* position, int64_t level, int64_t max_depth,
-               const Rows& rows, int32_t* leaf, Sides* sides) {
+               int64_t level, int64_t max_depth, const Rows& rows, int32_t* leaf,
+               Sides* sides) {
   const GrowLoops& loops = JBOOST_CHOOSE(GrowLoops);
+  const int32_t* position = splits.position;
   int64_t num_slots = rows.num_slots, num_chunks = NumChunks(codes.num_rows);
   bool last = level == max_depth - 1;
   std::vector<int32_t> pair(num_slots, -1);
@@ -658,17 +602,13 @@ bool RouteRows(const Pool& pool, const Codes& codes, const Splits& splits,
         continue;
       }
       Column column = reader.Read(splits.feature[slot]);
-      uint32_t threshold = static_cast<uint32_t>(splits.threshold[slot]);
-      bool missing_left = splits.missing_left[slot] != 0;
+      SplitRule rule{static_cast<uint32_t>(splits.threshold[slot]),
+                     splits.missing_left[slot] != 0, nullptr, 0};
+      if (tables[slot] != nullptr) tables[slot]->Decide(&rule);
       Sides& own = counts[chunk * num_pairs + pair[slot]];
       if (last) {
-        if (tables[slot] != nullptr) {
-          WriteLeavesByTable(column, codes.wide, *tables[slot], count, index,
-                             2 * position[slot], leaf + first, &own.left, &own.missing);
-        } else {
-          loops.write_leaves(column, codes.wide, threshold, missing_left, count, index,
-                             2 * position[slot], leaf + first, &own.left, &own.missing);
-        }
+        own.left = loops.write_leaves(column, rule, count, index, 2 * position[slot],
+                                      leaf + first, &own.missing);
         own.right = count - own.left;
         continue;
       }
@@ -677,13 +617,8 @@ bool RouteRows(const Pool& pool, const Codes& codes, const Splits& splits,
         words_scratch.reset(new int64_t[kChunk + 32]);
       }
       int64_t* words = rows.words + first + segment.begin;
-      own.left =
-          tables[slot] != nullptr
-              ? PartitionByTable(column, codes.wide, *tables[slot], count, index, words,
-                                 index_scratch.get(), words_scratch.get(), &own.missing)
-              : loops.partition(column, codes.wide, threshold, missing_left, count,
-                                index, words, index_scratch.get(), words_scratch.get(),
-                                &own.missing);
+      own.left = loops.partition(column, rule, count, index, words, index_scratch.get(),
+                                 words_scratch.get(), &own.missing);
       own.right = count - own.left;
       int32_t middle = segment.begin + static_cast<int32_t>(own.left);
       segments[2 * pair[slot]] = {segment.begin, middle};
@@ -733,46 +668,12 @@ void CountSides(const Histograms& histograms, int64_t num_features,
   }
 }
 
-void SettleSplits(const Splits& splits, const Sides* sides, int64_t num_slots,
-                  int64_t level, int64_t max_depth, const LevelState& state) {
-  const TreeArrays& tree = state.tree;
-  int32_t* position = state.position;
-  bool last = level == max_depth - 1;
-  std::vector<int32_t> children(num_slots, -1);
-  std::fill_n(state.source, std::max<int64_t>(1, num_slots / 2), -1);
-  int64_t pair = 0;
-  for (int64_t slot = 0; slot < num_slots; ++slot) {
-    if (!splits.found[slot]) continue;
-    const Sides& own = sides[slot];
-    int64_t node = (int64_t{1} << level) - 1 + position[slot];
-    tree.feature[node] = splits.feature[slot];
-    tree.threshold[node] = splits.threshold[slot];
-    // If the node has no missing value, these go to the child with more rows.
-    tree.missing_left[node] = own.missing > 0
-                                  ? splits.missing_left[slot]
-                                  : static_cast<uint8_t>(own.left >= own.right);
-    // Categories that no row of the node has go where missing values go.
-    for (int64_t word = 0; word < tree.num_words; ++word) {
-      int64_t at = slot * tree.num_words + word;
-      uint32_t absent = tree.missing_left[node] ? splits.absent_codes[at] : 0u;
-      tree.left_codes[node * tree.num_words + word] = splits.left_codes[at] | absent;
-    }
-    if (last) continue;
-    state.source[pair] = static_cast<int32_t>(slot);
-    state.left_smaller[pair] = own.left <= own.right;
-    children[2 * pair] = 2 * position[slot];
-    children[2 * pair + 1] = 2 * position[slot] + 1;
-    ++pair;
-  }
-  std::copy(children.begin(), children.end(), position);
-}
-
-bool FindLeaves(const Pool& pool, const Codes& codes, const TreeNodes& tree,
+bool FindLeaves(const Pool& pool, const Codes& codes, const TreeArrays& tree,
                 int64_t max_depth, const uint8_t* skip, int32_t* leaf) {
   int64_t num_inner = (int64_t{1} << max_depth) - 1;
   int64_t last_code = tree.num_words * kWordBits - 1;
-  auto descend = [&](auto code_type, auto categorical, int64_t chunk) {
-    using Code = decltype(code_type);
+  auto descend = [&](auto categorical, auto* codes_of_type, int64_t chunk) {
+    using Code = std::remove_pointer_t<decltype(codes_of_type)>;
     int64_t first = chunk * kChunk, end = std::min(first + kChunk, codes.num_rows);
     if (std::memchr(skip + first, 0, end - first) == nullptr) return;
     // Where the codes of each feature begin, and how far apart rows are.
@@ -804,15 +705,10 @@ bool FindLeaves(const Pool& pool, const Codes& codes, const TreeNodes& tree,
   };
   ParallelFor(Threads(pool, codes.num_rows * max_depth), NumChunks(codes.num_rows),
               [&](int64_t chunk) {
-                std::true_type categorical;
-                std::false_type numeric;
-                if (tree.left_codes != nullptr) {
-                  codes.wide ? descend(uint16_t{}, categorical, chunk)
-                             : descend(uint8_t{}, categorical, chunk);
-                } else {
-                  codes.wide ? descend(uint16_t{}, numeric, chunk)
-                             : descend(uint8_t{}, numeric, chunk);
-                }
+                WithCodes(codes.columns, codes.wide, [&](auto* type) {
+                  tree.left_codes != nullptr ? descend(std::true_type(), type, chunk)
+                                             : descend(std::false_type(), type, chunk);
+                });
               });
   return true;
 }

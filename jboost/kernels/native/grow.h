@@ -53,10 +53,27 @@ struct Codes {
   int64_t code_size() const { return wide ? 2 : 1; }
 };
 
+// Calls `body` with the codes as a pointer to their type.
+template <class Body>
+auto WithCodes(const void* codes, bool wide, const Body& body) {
+  return wide ? body(static_cast<const uint16_t*>(codes))
+              : body(static_cast<const uint8_t*>(codes));
+}
+
 // A feature's codes of one chunk: codes[i * stride] is that of the i-th row.
 struct Column {
   const void* codes;
   int64_t stride;
+  bool wide;
+};
+
+// Which codes a split sends right: those above the threshold, and 0 (missing) unless
+// `missing_left`; or, by categories, those whose side is odd (see CodeTable).
+struct SplitRule {
+  uint32_t threshold;
+  bool missing_left;
+  const uint8_t* sides;  // [last_code + 1]; null: the threshold decides
+  int64_t last_code;     // greater codes count as this one
 };
 
 // The rows of one node in one chunk, as loops take them.
@@ -88,12 +105,39 @@ struct ValueLimits {
   float l1, low, high;
 };
 
-// What WeighRows reads and writes, [N].
-struct WeighedRows {
-  const uint8_t* in_bag;
-  const float* weights;
+// The cumulative sums of one feature, [num_bins].
+struct BinSums {
+  const int32_t* gradient;
+  const int32_t* curvature;
+  const int32_t* count;
+  int64_t num_bins;
+};
+
+// What a split's gain is compared with.
+struct NodeScore {
+  float parent, size;  // the node's score, and the magnitude of its terms
+  bool limited;        // whether leaf values are limited, by `values`
+  ValueLimits values;
+};
+
+// The derivatives of rows, [N].
+struct Derivatives {
   const float* gradient;
   const float* curvature;
+  const uint8_t* in_bag;  // how many times a row counts; 0 outside the bag
+  int64_t num_rows;
+  bool uniform;  // all rows have the same curvature: its integers count rows
+};
+
+// How derivatives become integers; see jboost.numerics.exact.
+struct Rounding {
+  float scale[2];  // of gradients and of curvatures
+  bool stochastic;
+};
+
+// What WeighRows reads and writes, [N].
+struct WeighedRows : Derivatives {
+  const float* weights;
   float mean;
   float* weighed_gradient;
   float* weighed_curvature;
@@ -114,17 +158,15 @@ struct GrowLoops {
   // The same with {word, 1} in place of a word.
   void (*sum_words_and_counts)(const RowRange&, bool wide, int64_t* scratch);
   // Moves the rows of a segment that go left before those that go right, keeping their
-  // order; returns how many go left, and adds the number of rows with code 0 to
+  // order; returns how many go left, and adds the number of missing values to
   // *missing.
-  int64_t (*partition)(const Column& column, bool wide, uint32_t threshold,
-                       bool missing_left, int64_t count, uint16_t* index,
-                       int64_t* words, uint16_t* index_scratch, int64_t* words_scratch,
-                       int64_t* missing);
+  int64_t (*partition)(const Column& column, const SplitRule& rule, int64_t count,
+                       uint16_t* index, int64_t* words, uint16_t* index_scratch,
+                       int64_t* words_scratch, int64_t* missing);
   // At the last level, rows need not move: leaf[index] = left_leaf, or left_leaf + 1.
-  void (*write_leaves)(const Column& column, bool wide, uint32_t threshold,
-                       bool missing_left, int64_t count, const uint16_t* index,
-                       int32_t left_leaf, int32_t* leaf, int64_t* num_left,
-                       int64_t* missing);
+  int64_t (*write_leaves)(const Column& column, const SplitRule& rule, int64_t count,
+                          const uint16_t* index, int32_t left_leaf, int32_t* leaf,
+                          int64_t* missing);
   // See SplitPairs.
   bool (*split_pairs)(const PairedRows& rows, int64_t begin, int64_t end);
   // See WeighRows.
@@ -134,26 +176,18 @@ struct GrowLoops {
   uint32_t (*greatest_bits)(const float* values, const uint8_t* in_bag, int64_t count);
   void (*sum_magnitudes)(const float* values, const uint8_t* in_bag, int64_t count,
                          float up, int64_t* high, int64_t* low);
-  // Rounds the derivatives of a chunk to words; see
-  // jboost.numerics.exact.quantize.
-  void (*quantise)(const float* gradient, const float* curvature, int64_t first_row,
-                   int64_t count, const float* scale, const uint32_t* seed,
-                   bool stochastic, bool uniform, const uint8_t* in_bag,
+  // Rounds the derivatives of rows [begin, begin + count) to words; see
+  // jboost.numerics.exact.quantize. `first_row` is the number of row 0.
+  void (*quantise)(const Derivatives& rows, int64_t begin, int64_t count,
+                   int64_t first_row, const Rounding& rounding, const uint32_t* seed,
                    int64_t* words);
-  // Looks for a better split in one feature's cumulative sums.
-  void (*search_feature)(const int32_t* gradient, const int32_t* curvature,
-                         const int32_t* count, int64_t num_bins, const int32_t total[3],
-                         float parent, const SplitLimits& limits, int32_t feature,
-                         float* scratch, BestSplit* best);
-  // The same where leaf values are limited; `sign`: 1 if they must not decrease with
-  // the feature, -1 if they must not increase, 0 if they are free, as they are from
-  // threshold `free_from` on, above which are only missing values.
-  void (*search_limited_feature)(const int32_t* gradient, const int32_t* curvature,
-                                 const int32_t* count, int64_t num_bins,
-                                 const int32_t total[3], float parent,
-                                 const SplitLimits& limits, const ValueLimits& values,
-                                 int32_t sign, int64_t free_from, int32_t feature,
-                                 float* scratch, BestSplit* best);
+  // Looks for a better split in one feature's cumulative sums. Where leaf values are
+  // limited, `sign` is 1 if they must not decrease with the feature, -1 if they must
+  // not increase, and 0 if they are free, as they are from threshold `free_from` on,
+  // above which are only missing values.
+  void (*search)(const BinSums& sums, const int32_t total[3], const NodeScore& node,
+                 const SplitLimits& limits, int32_t sign, int64_t free_from,
+                 int32_t feature, float* scratch, BestSplit* best);
   // The greatest magnitude of the gradients in `words`, and the sum of their squares,
   // as multiples of 1 / `up`: high * 2^19 + low, see exact_sum.h.
   int32_t (*greatest_gradient)(const int64_t* words, int64_t count);
@@ -190,27 +224,17 @@ bool SplitPairs(const Pool& pool, const PairedRows& rows, int64_t num_rows);
 
 // Weighs the derivatives of the rows in the bag, divides them by `mean`, and tells how
 // many times each row counts. See weigh_rows of jboost.boosting.round.
-void WeighRows(const Pool& pool, const WeighedRows& rows, int64_t num_rows);
+void WeighRows(const Pool& pool, const WeighedRows& rows);
 
-// How derivatives become integers; see jboost.numerics.exact.
-struct Rounding {
-  float scale[2];  // of gradients and of curvatures
-  bool stochastic;
-  bool uniform;  // all rows have the same curvature: its integers count rows
-};
-
-// Quantizes the derivatives (see quantise of jboost.numerics.exact), and puts the
-// rows in the bag into slot 0. `in_bag` says how many times a row counts, 0 for rows
-// outside the bag; without `uniform` it multiplies the derivatives. `first_row` is the
-// number of the first row, if these are not all rows.
-void PlaceRows(const Pool& pool, int64_t num_rows, const float* gradient,
-               const float* curvature, const uint8_t* in_bag, const uint32_t* seed,
+// Quantizes the derivatives, and puts the rows in the bag into slot 0. Without
+// `uniform` derivatives are multiplied by `in_bag`. `first_row` is the number of the
+// first row, if these are not all rows.
+void PlaceRows(const Pool& pool, const Derivatives& derivatives, const uint32_t* seed,
                const Rounding& rounding, int64_t first_row, const Rows& rows);
 
 // The bits of the greatest magnitudes of the gradients and of the curvatures of the
 // rows in the bag, and the number of these rows.
-void FindGreatestDerivatives(const Pool& pool, int64_t num_rows, const float* gradient,
-                             const float* curvature, const uint8_t* in_bag,
+void FindGreatestDerivatives(const Pool& pool, const Derivatives& rows,
                              uint32_t bits[2], int64_t* num_in_bag);
 
 // Sums the magnitudes of the values of rows in the bag, which are finite, as multiples
@@ -220,14 +244,8 @@ void SumMagnitudes(const Pool& pool, int64_t num_rows, const float* values,
 
 // Chooses scales (see choose_scale). `units` are the values of 1 in quantized gradients
 // and curvatures.
-Rounding ChooseRounding(const Pool& pool, int64_t num_rows, const float* gradient,
-                        const float* curvature, const uint8_t* in_bag, bool uniform,
-                        float units[2], int64_t* num_in_bag);
-
-// Starts a tree: chooses scales and places the rows.
-void StartRows(const Pool& pool, int64_t num_rows, const float* gradient,
-               const float* curvature, const uint8_t* in_bag, const uint32_t* seed,
-               bool uniform, const Rows& rows, float units[2]);
+Rounding ChooseRounding(const Pool& pool, const Derivatives& rows, float units[2],
+                        int64_t* num_in_bag);
 
 struct Histograms {
   int32_t* sums;  // [slots, channels, F, B], cumulative over bins
@@ -254,52 +272,26 @@ void FinishNode(const int64_t* scratch, int64_t row, const Histograms& histogram
 bool SumNodes(const Pool& pool, const Codes& codes, const Rows& rows,
               const NodeSum* nodes, int64_t num_nodes, const Histograms& histograms);
 
-// The pairs of children whose histograms are needed.
-struct Children {
-  const int32_t* source;        // [pairs]: the parent's slot; from the first -1 on none
-  const uint8_t* left_smaller;  // [pairs]
-  const int32_t* old_place;     // [slots]: of the parents' histograms
-  int32_t* place;               // [slots]: of the children's
-  int64_t num_slots, num_pairs;
-};
-
-// Chooses which children are summed, and where the histograms of both go: the larger
-// child takes its parent's place, the smaller one a place that no parent holds. Returns
-// false if there are too few places, or parents that are no slots or share a place.
-bool PlaceChildren(const Children& children, std::vector<NodeSum>* nodes);
-
-struct Splits {  // [slots]
-  const int32_t* feature;
-  const int32_t* threshold;
-  const uint8_t* missing_left;
-  const uint8_t* found;
-  // Of splits by categories (see categories.h), [slots, words]; null without.
-  const uint32_t* left_codes = nullptr;
-  const uint32_t* absent_codes = nullptr;
-  int64_t num_words = 0;
-};
-
-struct SplitOutput {  // [slots]
+// The splits of a level, [slots].
+struct Splits {
+  int32_t* position;  // of the node on the level; -1: an empty slot
   int32_t* feature;
   int32_t* threshold;
   uint8_t* missing_left;
-  float* gain;
   uint8_t* found;
+  float* gain;
+  float* child_bounds;  // [slots, 2, 2]: of leaf values, where they are limited
+  // Of splits by categories (see categories.h), [slots, words]; null without.
+  uint32_t* left_codes;
+  uint32_t* absent_codes;
+  int64_t num_words;
 };
 
-// The limits on the leaf values of each slot, and (written) of the children of its
-// split.
+// The limits on the leaf values of each slot.
 struct LimitsOfSlots {
   float l1;
   const float* bounds;      // [slots, 2]
   const int32_t* monotone;  // [F]
-  float* child_bounds;      // [slots, 2, 2]
-};
-
-// What a split's gain is compared with.
-struct NodeScore {
-  float parent, size;  // the node's score, and the magnitude of its terms
-  ValueLimits values;  // where leaf values are limited
 };
 
 // The score of a slot's node, from its sums; `slots` may be null.
@@ -311,7 +303,7 @@ NodeScore ScoreNode(const int32_t total[2], const SplitLimits& limits,
 void WriteSplit(int64_t slot, const BestSplit& best, const int32_t left[2],
                 const int32_t total[2], bool is_missing, const NodeScore& node,
                 const SplitLimits& limits, float min_gain, const LimitsOfSlots* slots,
-                const SplitOutput& splits);
+                const Splits& splits);
 
 // The operands of a search for splits.
 struct Search {
@@ -328,23 +320,14 @@ struct Search {
 
 // Finds the best split of each slot; `values` may be null.
 void FindSplits(const Pool& pool, const Search& search, const LimitsOfSlots* values,
-                const SplitOutput& splits);
+                const Splits& splits);
 
 // A tree in heap order, [nodes].
-struct TreeNodes {
-  const int32_t* feature;
-  const int32_t* threshold;
-  const uint8_t* missing_left;
-  const uint32_t* left_codes = nullptr;  // [nodes, words]; null without categories
-  int64_t num_words = 0;
-};
-
-// The same while it grows.
 struct TreeArrays {
   int32_t* feature;
   int32_t* threshold;
   uint8_t* missing_left;
-  uint32_t* left_codes = nullptr;
+  uint32_t* left_codes = nullptr;  // [nodes, words]; null without categories
   int64_t num_words = 0;
 };
 
@@ -356,33 +339,19 @@ struct Sides {
 
 // Moves the rows of every split slot to its children: those of the r-th split are slots
 // 2r and 2r + 1. Rows whose node is not split get their leaf, and so do all rows at the
-// last level. `position` [slots] is that of each slot's node on the level, -1 for empty
-// slots. Writes `sides` [slots] if it is not null. Returns false (the rows are then
-// lost) if the index or sparse entries lead out of a chunk.
+// last level. Writes `sides` [slots] if it is not null. Returns false (the rows are
+// then lost) if the index or sparse entries lead out of a chunk.
 bool RouteRows(const Pool& pool, const Codes& codes, const Splits& splits,
-               const int32_t* position, int64_t level, int64_t max_depth,
-               const Rows& rows, int32_t* leaf, Sides* sides);
+               int64_t level, int64_t max_depth, const Rows& rows, int32_t* leaf,
+               Sides* sides);
 
 // The same numbers from cumulative histograms of all rows.
 void CountSides(const Histograms& histograms, int64_t num_features,
                 const int32_t* place, const Splits& splits, Sides* sides);
 
-// What a level updates.
-struct LevelState {
-  TreeArrays tree;
-  int32_t* position;  // [slots]: of each slot's node on its level; -1: an empty slot
-  int32_t* source;    // [pairs]: the parent's slot; -1 beyond the splits found
-  uint8_t* left_smaller;  // [pairs]: the left child has no more rows than the right
-};
-
-// Writes the splits into the tree, decides where missing values go, and gives slots to
-// the children.
-void SettleSplits(const Splits& splits, const Sides* sides, int64_t num_slots,
-                  int64_t level, int64_t max_depth, const LevelState& state);
-
 // Finds the leaf of every row with skip[i] == 0. Returns false if sparse entries lead
 // out of a chunk.
-bool FindLeaves(const Pool& pool, const Codes& codes, const TreeNodes& tree,
+bool FindLeaves(const Pool& pool, const Codes& codes, const TreeArrays& tree,
                 int64_t max_depth, const uint8_t* skip, int32_t* leaf);
 
 }  // namespace jboost

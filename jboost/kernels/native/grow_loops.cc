@@ -1,18 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// The inner loops of grow.cc, compiled once per instruction set. They use no templates
-// of the standard library: the linker keeps one copy of such a function for the whole
-// library, which could be one for a newer processor. The build checks it.
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 
 #include "exact_sum.h"
 #include "grow.h"
-#include "hash.h"
 #include "limited.h"
-
-#if defined(__AVX512VBMI2__)
-#include <immintrin.h>
-#endif
+#include "sampling.h"
 
 namespace jboost::JBOOST_ISA {
 namespace {
@@ -112,19 +106,12 @@ void SumBytes(const RowRange& range, int64_t* scratch) {
   }
 }
 
+template <bool kCounted>
 void SumWords(const RowRange& range, bool wide, int64_t* scratch) {
   if (wide) {
-    SumRows<uint16_t, false, 0, 0>(range, scratch);
+    SumRows<uint16_t, kCounted, 0, 0>(range, scratch);
   } else {
-    SumBytes<false>(range, scratch);
-  }
-}
-
-void SumWordsAndCounts(const RowRange& range, bool wide, int64_t* scratch) {
-  if (wide) {
-    SumRows<uint16_t, true, 0, 0>(range, scratch);
-  } else {
-    SumBytes<true>(range, scratch);
+    SumBytes<kCounted>(range, scratch);
   }
 }
 
@@ -132,32 +119,59 @@ void SumWordsAndCounts(const RowRange& range, bool wide, int64_t* scratch) {
 // missing_left is false. In that case 1 is subtracted from all codes, which turns 0
 // into the largest number.
 template <class Code>
-struct Side {
+struct ThresholdSide {
+  static constexpr bool kComparesBytes = sizeof(Code) == 1;
   Code shift, threshold;
 
-  Side(uint32_t raw, bool missing_left)
-      : shift(missing_left ? 0 : 1), threshold(static_cast<Code>(raw - shift)) {}
+  explicit ThresholdSide(const SplitRule& rule)
+      : shift(rule.missing_left ? 0 : 1),
+        threshold(static_cast<Code>(rule.threshold - shift)) {}
 
-  bool operator()(Code code) const {
+  bool GoesRight(Code code) const {
     return static_cast<Code>(code - shift) > threshold;
   }
+  bool IsMissing(Code code) const { return code == 0; }
 };
 
+// The same by the sides of codes.
 template <class Code>
-int64_t PartitionOf(const Code* column, int64_t stride, uint32_t threshold,
-                    bool missing_left, int64_t count, uint16_t* index, int64_t* words,
-                    uint16_t* index_scratch, int64_t* words_scratch, int64_t* missing) {
-  Side<Code> side(threshold, missing_left);
-  int64_t left = 0, right = 0, zeros = 0, i = 0;
+struct TableSide {
+  static constexpr bool kComparesBytes = false;
+  const uint8_t* sides;
+  int64_t last;
+
+  explicit TableSide(const SplitRule& rule) : sides(rule.sides), last(rule.last_code) {}
+
+  uint8_t At(Code code) const { return sides[code < last ? code : last]; }
+  bool GoesRight(Code code) const { return At(code) & 1; }
+  bool IsMissing(Code code) const { return At(code) >> 1; }
+};
+
+// Calls `body` with the codes of a column and their sides.
+template <class Body>
+inline int64_t WithSides(const Column& column, const SplitRule& rule,
+                         const Body& body) {
+  return WithCodes(column.codes, column.wide, [&](auto* codes) {
+    using Code = std::remove_const_t<std::remove_pointer_t<decltype(codes)>>;
+    return rule.sides == nullptr ? body(codes, ThresholdSide<Code>(rule))
+                                 : body(codes, TableSide<Code>(rule));
+  });
+}
+
+template <class Code, class Side>
+int64_t PartitionOf(const Code* column, int64_t stride, const Side side, int64_t count,
+                    uint16_t* index, int64_t* words, uint16_t* index_scratch,
+                    int64_t* words_scratch, int64_t* missing) {
+  int64_t left = 0, right = 0, missed = 0, i = 0;
 #if defined(__AVX512VBMI2__)
-  if (sizeof(Code) == 1) {
-    const uint8_t* bytes = reinterpret_cast<const uint8_t*>(column);
+  if constexpr (Side::kComparesBytes) {
+    const uint8_t* bytes = column;
     for (; i + 32 <= count; i += 32) {
       // Loads codes one by one (a gather of bytes is no faster), then compares all.
       alignas(32) uint8_t codes[32];
       for (int j = 0; j < 32; ++j) codes[j] = bytes[index[i + j] * stride];
       __m256i code = _mm256_load_si256(reinterpret_cast<const __m256i*>(codes));
-      zeros += __builtin_popcount(_mm256_testn_epi8_mask(code, code));
+      missed += __builtin_popcount(_mm256_testn_epi8_mask(code, code));
       __m256i shifted = _mm256_sub_epi8(code, _mm256_set1_epi8(side.shift));
       uint32_t goes_right =
           _mm256_cmpgt_epu8_mask(shifted, _mm256_set1_epi8(side.threshold));
@@ -189,8 +203,8 @@ int64_t PartitionOf(const Code* column, int64_t stride, uint32_t threshold,
     uint16_t row = index[i];
     int64_t word = words[i];
     Code code = column[row * stride];
-    bool goes_right = side(code);
-    zeros += code == 0;
+    bool goes_right = side.GoesRight(code);
+    missed += side.IsMissing(code);
     index[left] = row;
     words[left] = word;
     index_scratch[right] = row;
@@ -200,51 +214,34 @@ int64_t PartitionOf(const Code* column, int64_t stride, uint32_t threshold,
   }
   std::memcpy(index + left, index_scratch, right * sizeof(uint16_t));
   std::memcpy(words + left, words_scratch, right * sizeof(int64_t));
-  *missing += zeros;
+  *missing += missed;
   return left;
 }
 
-int64_t Partition(const Column& column, bool wide, uint32_t threshold,
-                  bool missing_left, int64_t count, uint16_t* index, int64_t* words,
-                  uint16_t* index_scratch, int64_t* words_scratch, int64_t* missing) {
-  if (wide) {
-    return PartitionOf(static_cast<const uint16_t*>(column.codes), column.stride,
-                       threshold, missing_left, count, index, words, index_scratch,
+int64_t Partition(const Column& column, const SplitRule& rule, int64_t count,
+                  uint16_t* index, int64_t* words, uint16_t* index_scratch,
+                  int64_t* words_scratch, int64_t* missing) {
+  return WithSides(column, rule, [&](auto* codes, const auto& side) {
+    return PartitionOf(codes, column.stride, side, count, index, words, index_scratch,
                        words_scratch, missing);
-  }
-  return PartitionOf(static_cast<const uint8_t*>(column.codes), column.stride,
-                     threshold, missing_left, count, index, words, index_scratch,
-                     words_scratch, missing);
+  });
 }
 
-template <class Code>
-void WriteLeavesOf(const Code* column, int64_t stride, uint32_t threshold,
-                   bool missing_left, int64_t count, const uint16_t* index,
-                   int32_t left_leaf, int32_t* leaf, int64_t* num_left,
-                   int64_t* missing) {
-  Side<Code> side(threshold, missing_left);
-  int64_t right = 0, zeros = 0;
-  for (int64_t i = 0; i < count; ++i) {
-    Code code = column[index[i] * stride];
-    bool goes_right = side(code);
-    zeros += code == 0;
-    right += goes_right;
-    leaf[index[i]] = left_leaf + goes_right;
-  }
-  *num_left += count - right;
-  *missing += zeros;
-}
-
-void WriteLeaves(const Column& column, bool wide, uint32_t threshold, bool missing_left,
-                 int64_t count, const uint16_t* index, int32_t left_leaf, int32_t* leaf,
-                 int64_t* num_left, int64_t* missing) {
-  if (wide) {
-    WriteLeavesOf(static_cast<const uint16_t*>(column.codes), column.stride, threshold,
-                  missing_left, count, index, left_leaf, leaf, num_left, missing);
-  } else {
-    WriteLeavesOf(static_cast<const uint8_t*>(column.codes), column.stride, threshold,
-                  missing_left, count, index, left_leaf, leaf, num_left, missing);
-  }
+int64_t WriteLeaves(const Column& column, const SplitRule& rule, int64_t count,
+                    const uint16_t* index, int32_t left_leaf, int32_t* leaf,
+                    int64_t* missing) {
+  return WithSides(column, rule, [&](auto* codes, const auto side) {
+    int64_t right = 0, missed = 0, stride = column.stride;
+    for (int64_t i = 0; i < count; ++i) {
+      auto code = codes[index[i] * stride];
+      bool goes_right = side.GoesRight(code);
+      missed += side.IsMissing(code);
+      right += goes_right;
+      leaf[index[i]] = left_leaf + goes_right;
+    }
+    *missing += missed;
+    return count - right;
+  });
 }
 
 // The magnitude of a row in the bag; 0 for other rows, whose values may be NaN.
@@ -330,14 +327,18 @@ void RoundBlock(const float* __restrict values, const uint8_t* __restrict in_bag
   }
 }
 
-void Quantise(const float* gradient, const float* curvature, int64_t first_row,
-              int64_t count, const float* scale, const uint32_t* seed, bool stochastic,
-              bool uniform, const uint8_t* in_bag, int64_t* words) {
+void Quantise(const Derivatives& rows, int64_t start, int64_t count, int64_t first_row,
+              const Rounding& rounding, const uint32_t* seed, int64_t* words) {
+  const float* gradient = rows.gradient + start;
+  const float* curvature = rows.curvature + start;
+  const float* scale = rounding.scale;
+  const uint8_t* in_bag = rows.in_bag + start;
+  const bool stochastic = rounding.stochastic, uniform = rows.uniform;
   float offsets[kBlock];
   int32_t low[kBlock], high[kBlock];
   for (int64_t begin = 0; begin < count; begin += kBlock) {
     int block = static_cast<int>(count - begin < kBlock ? count - begin : kBlock);
-    uint32_t row = static_cast<uint32_t>(first_row + begin);
+    uint32_t row = static_cast<uint32_t>(first_row + start + begin);
     FillOffsets(seed, row, 0, stochastic, block, offsets);
     RoundBlock(gradient + begin, in_bag + begin, scale[0], stochastic, offsets, block,
                low);
@@ -474,36 +475,26 @@ void TakeBest(const FindGains& find_gains, const int32_t missing[3], int64_t num
   }
 }
 
-void SearchFeature(const int32_t* gradient, const int32_t* curvature,
-                   const int32_t* count, int64_t num_bins, const int32_t total[3],
-                   float parent, const SplitLimits& limits, int32_t feature,
-                   float* scratch, BestSplit* best) {
+void Search(const BinSums& sums, const int32_t total[3], const NodeScore& node,
+            const SplitLimits& limits, int32_t sign, int64_t free_from, int32_t feature,
+            float* scratch, BestSplit* best) {
+  const int32_t *gradient = sums.gradient, *curvature = sums.curvature;
   bool counted = limits.min_count > 0;
-  const int32_t missing[3] = {gradient[0], curvature[0], counted ? count[0] : 0};
+  const int32_t missing[3] = {gradient[0], curvature[0], counted ? sums.count[0] : 0};
   auto find_gains = counted ? FindGains<true> : FindGains<false>;
+  auto find_limited = counted ? FindLimitedGains<true> : FindLimitedGains<false>;
   auto find = [&](const int32_t away[3]) {
-    find_gains(gradient, curvature, count, num_bins, total, away, parent, limits,
-               scratch);
+    if (!node.limited) {
+      return find_gains(gradient, curvature, sums.count, sums.num_bins, total, away,
+                        node.parent, limits, scratch);
+    }
+    for (bool free : {false, true}) {
+      find_limited(gradient, curvature, sums.count, free ? free_from : 0,
+                   free ? sums.num_bins : free_from, total, away, node.parent, limits,
+                   node.values, free ? 0 : sign, scratch);
+    }
   };
-  TakeBest(find, missing, num_bins, feature, scratch, best);
-}
-
-void SearchLimitedFeature(const int32_t* gradient, const int32_t* curvature,
-                          const int32_t* count, int64_t num_bins,
-                          const int32_t total[3], float parent,
-                          const SplitLimits& limits, const ValueLimits& values,
-                          int32_t sign, int64_t free_from, int32_t feature,
-                          float* scratch, BestSplit* best) {
-  bool counted = limits.min_count > 0;
-  const int32_t missing[3] = {gradient[0], curvature[0], counted ? count[0] : 0};
-  auto find_gains = counted ? FindLimitedGains<true> : FindLimitedGains<false>;
-  auto find = [&](const int32_t away[3]) {
-    find_gains(gradient, curvature, count, 0, free_from, total, away, parent, limits,
-               values, sign, scratch);
-    find_gains(gradient, curvature, count, free_from, num_bins, total, away, parent,
-               limits, values, 0, scratch);
-  };
-  TakeBest(find, missing, num_bins, feature, scratch, best);
+  TakeBest(find, missing, sums.num_bins, feature, scratch, best);
 }
 
 bool SplitPairs(const PairedRows& rows, int64_t begin, int64_t end) {
@@ -557,11 +548,9 @@ void SumSquares(const int64_t* words, int64_t count, float up, int64_t* high,
 
 }  // namespace
 
-extern const GrowLoops kGrowLoops;
-const GrowLoops kGrowLoops = {SumWords,         SumWordsAndCounts,    Partition,
-                              WriteLeaves,      SplitPairs,           WeighRows,
-                              FindGreatestBits, SumMagnitudes,        Quantise,
-                              SearchFeature,    SearchLimitedFeature, GreatestGradient,
-                              SumSquares};
+const GrowLoops kGrowLoops = {SumWords<false>,  SumWords<true>,   Partition,
+                              WriteLeaves,      SplitPairs,       WeighRows,
+                              FindGreatestBits, SumMagnitudes,    Quantise,
+                              Search,           GreatestGradient, SumSquares};
 
 }  // namespace jboost::JBOOST_ISA

@@ -1,8 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
 // Chooses which of the three copies of each loop is used, by the instruction set of the
 // processor or the one that the user forces.
+//
+// Files *_loops.cc hold the inner loops, and are compiled once per instruction set.
+// They use no templates of the standard library: the linker keeps one copy of such a
+// function for the whole library, which could be one for a newer processor. The build
+// checks it.
 #ifndef JBOOST_ISA_H_
 #define JBOOST_ISA_H_
+
+// GCC 12 takes the undefined operands inside its own intrinsics for mistakes.
+#if defined(__AVX2__)
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#pragma GCC diagnostic ignored "-Wuninitialized"
+#endif
+#include <immintrin.h>
+#endif
+
+#define JBOOST_INLINE inline __attribute__((always_inline))
 
 namespace jboost {
 

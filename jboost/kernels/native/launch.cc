@@ -1,12 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "launch.h"
-
+// CUDA kernels: loaded and launched, on XLA's stream, through NVIDIA's driver, which is
+// looked for when it is first needed. No header and no library of CUDA is needed to
+// build this.
+//
+// A kernel gets the strides of the batch, the addresses of all operands and results,
+// and numbers; see ../cuda/prelude.h. The last `zeros` operands share their memory with
+// results, which must be zeros at first; the kernel gets those only once, as results.
+// The Python wrapper of a kernel answers for what it passes.
 #include <dlfcn.h>
 
+#include <array>
 #include <cstdlib>
 #include <map>
 #include <mutex>
+#include <stdexcept>
+#include <string>
+#include <string_view>
 #include <utility>
+#include <vector>
+
+#include "ffi.h"
 
 namespace jboost {
 namespace {
@@ -72,20 +85,23 @@ const Driver& GetDriver() {
   return *driver;
 }
 
+void RequireNone(const std::string& error) {
+  if (!error.empty()) throw std::runtime_error("jboost kernel: " + error);
+}
+
+#define JBOOST_DRIVER(name, ...) \
+  RequireNone(driver.Say("cu" #name, driver.name(__VA_ARGS__)))
+
 // cuDeviceGetAttribute: the compute capability.
 constexpr int kMajor = 75, kMinor = 76;
 // cuKernelSetAttribute: the greatest size of shared memory that a launch may ask for.
 constexpr int kMaxSharedBytes = 8;
 
-std::string FindArchitecture(const Driver& driver, int device, int* architecture) {
+int FindArchitecture(const Driver& driver, int device) {
   int major = 0, minor = 0;
-  std::string error = driver.Say("cuDeviceGetAttribute",
-                                 driver.DeviceGetAttribute(&major, kMajor, device));
-  if (error.empty())
-    error = driver.Say("cuDeviceGetAttribute",
-                       driver.DeviceGetAttribute(&minor, kMinor, device));
-  *architecture = 10 * major + minor;
-  return error;
+  JBOOST_DRIVER(DeviceGetAttribute, &major, kMajor, device);
+  JBOOST_DRIVER(DeviceGetAttribute, &minor, kMinor, device);
+  return 10 * major + minor;
 }
 
 // A kernel as the driver knows it on one device.
@@ -107,29 +123,34 @@ Kernels& GetKernels() {
   return *kernels;
 }
 
-#define JBOOST_DRIVER(name, ...)                                           \
-  do {                                                                     \
-    std::string failed = driver.Say("cu" #name, driver.name(__VA_ARGS__)); \
-    if (!failed.empty()) return failed;                                    \
-  } while (false)
+// A launch of one kernel.
+struct Launch {
+  std::string kernel;
+  uint32_t grid[3];
+  uint32_t threads;       // of a block
+  uint32_t shared_bytes;  // of a block
+};
 
-std::string FindFunction(const Driver& driver, const Launch& launch, void** function) {
-  int device = 0, architecture = 0;
+// Loads the kernel on the current GPU, which cannot be done while a stream is captured.
+void* FindFunction(const Driver& driver, const Launch& launch) {
+  RequireNone(driver.error);
+  int device = 0;
   JBOOST_DRIVER(CtxGetDevice, &device);
   Kernels& kernels = GetKernels();
   std::lock_guard<std::mutex> lock(kernels.mutex);
   Loaded& known = kernels.found[{device, launch.kernel}];
   if (known.function == nullptr) {
-    std::string error = FindArchitecture(driver, device, &architecture);
-    if (!error.empty()) return error;
+    int architecture = FindArchitecture(driver, device);
     auto image = kernels.images.find(architecture);
-    if (image == kernels.images.end())
-      return "no kernels were compiled for GPUs of architecture " +
-             std::to_string(architecture);
+    if (image == kernels.images.end()) {
+      RequireNone("no kernels were compiled for GPUs of architecture " +
+                  std::to_string(architecture));
+    }
     void*& library = kernels.libraries[architecture];
-    if (library == nullptr)
+    if (library == nullptr) {
       JBOOST_DRIVER(LibraryLoadData, &library, image->second.data(), nullptr, nullptr,
                     0, nullptr, nullptr, 0);
+    }
     JBOOST_DRIVER(LibraryGetKernel, &known.kernel, library, launch.kernel.c_str());
     JBOOST_DRIVER(KernelGetFunction, &known.function, known.kernel);
   }
@@ -139,30 +160,114 @@ std::string FindFunction(const Driver& driver, const Launch& launch, void** func
                   static_cast<int>(launch.shared_bytes), known.kernel, device);
     known.shared_bytes = launch.shared_bytes;
   }
-  *function = known.function;
-  return "";
+  return known.function;
+}
+
+constexpr size_t kMaxBuffers = 16;
+
+struct Strides {
+  int64_t bytes[kMaxBuffers];
+};
+
+using Numbers = ffi::Span<const int64_t>;
+
+Launch ReadLaunch(const ffi::Dictionary& attributes) {
+  auto grid = ReadAttribute<Numbers>(attributes, "grid");
+  auto threads = ReadAttribute<int64_t>(attributes, "threads");
+  auto shared_bytes = ReadAttribute<int64_t>(attributes, "shared_bytes");
+  Require(grid.size() == 3, "grid must have 3 sizes");
+  Launch launch;
+  for (int axis = 0; axis < 3; ++axis) {
+    // Of axes y and z.
+    bool fits = grid[axis] >= 0 && grid[axis] <= (axis == 0 ? INT32_MAX : 65535);
+    if (!fits) {
+      throw Mismatch("a GPU cannot run a grid of " + std::to_string(grid[axis]) +
+                     " blocks along axis " + std::to_string(axis));
+    }
+    launch.grid[axis] = static_cast<uint32_t>(grid[axis]);
+  }
+  Require(threads > 0 && threads <= 1024 && threads % 32 == 0,
+          "threads must be a multiple of 32, at most 1024");
+  Require(shared_bytes >= 0 && shared_bytes < (1 << 20), "shared_bytes is wrong");
+  launch.kernel = std::string(ReadAttribute<std::string_view>(attributes, "kernel"));
+  launch.threads = static_cast<uint32_t>(threads);
+  launch.shared_bytes = static_cast<uint32_t>(shared_bytes);
+  return launch;
+}
+
+ffi::Error PrepareImpl(ffi::RemainingArgs, ffi::RemainingRets,
+                       ffi::Dictionary attributes) {
+  FindFunction(GetDriver(), ReadLaunch(attributes));
+  return ffi::Error::Success();
+}
+
+// Does not wait for the end of the kernel.
+ffi::Error LaunchImpl(void* stream, ffi::RemainingArgs operands,
+                      ffi::RemainingRets results, ffi::Dictionary attributes) {
+  Launch launch = ReadLaunch(attributes);
+  auto numbers = ReadAttribute<Numbers>(attributes, "numbers");
+  auto strides = ReadAttribute<Numbers>(attributes, "strides");
+  const auto zeros = static_cast<size_t>(ReadAttribute<int64_t>(attributes, "zeros"));
+  const size_t own = operands.size() - zeros, count = own + results.size();
+  Require(own <= operands.size() && count <= kMaxBuffers && strides.size() == count,
+          "strides must be those of at most 16 buffers");
+  Strides steps{};
+  std::array<void*, kMaxBuffers> buffers{};
+  for (size_t i = 0; i < count; ++i) {
+    steps.bytes[i] = strides[i];
+    if (i < own) {
+      auto operand = operands.get<ffi::AnyBuffer>(i);
+      Require(operand.has_value(), "an operand is no buffer");
+      buffers[i] = operand->untyped_data();
+    } else {
+      auto result = results.get<ffi::AnyBuffer>(i - own);
+      Require(result.has_value(), "a result is no buffer");
+      buffers[i] = (*result)->untyped_data();
+    }
+  }
+  std::vector<int64_t> values(numbers.begin(), numbers.end());
+  std::vector<void*> arguments{&steps};
+  for (size_t i = 0; i < count; ++i) arguments.push_back(&buffers[i]);
+  for (int64_t& value : values) arguments.push_back(&value);
+  const Driver& driver = GetDriver();
+  void* function = FindFunction(driver, launch);
+  const uint32_t* grid = launch.grid;
+  if (grid[0] == 0 || grid[1] == 0 || grid[2] == 0) return ffi::Error::Success();
+  JBOOST_DRIVER(LaunchKernel, function, grid[0], grid[1], grid[2], launch.threads, 1, 1,
+                launch.shared_bytes, stream, arguments.data(), nullptr);
+  return ffi::Error::Success();
+}
+
+// On a CPU there is no stream: for a driver that stands in for CUDA's.
+ffi::Error LaunchOnHostImpl(ffi::RemainingArgs operands, ffi::RemainingRets results,
+                            ffi::Dictionary attributes) {
+  Require(std::getenv("JBOOST_LIBCUDA") != nullptr,
+          "CUDA kernels take arrays on a GPU; these are on a CPU");
+  return LaunchImpl(nullptr, operands, results, attributes);
 }
 
 }  // namespace
 
-std::string PrepareLaunch(const Launch& launch) {
-  const Driver& driver = GetDriver();
-  if (!driver.error.empty()) return driver.error;
-  void* function = nullptr;
-  return FindFunction(driver, launch, &function);
-}
+// XLA may record launches and repeat them as one CUDA graph.
+#define JBOOST_LAUNCH_HANDLER(name, implementation, binding)             \
+  extern "C" __attribute__((visibility("default"))) XLA_FFI_Error* name( \
+      XLA_FFI_CallFrame* call_frame) {                                   \
+    return CatchErrors(call_frame, [&] {                                 \
+      static auto* handler =                                             \
+          (binding)                                                      \
+              .RemainingArgs()                                           \
+              .RemainingRets()                                           \
+              .Attrs()                                                   \
+              .To(implementation, {ffi::Traits::kCmdBufferCompatible})   \
+              .release();                                                \
+      return handler->Call(call_frame);                                  \
+    });                                                                  \
+  }
 
-std::string RunLaunch(void* stream, const Launch& launch, void** arguments) {
-  const Driver& driver = GetDriver();
-  if (!driver.error.empty()) return driver.error;
-  void* function = nullptr;
-  std::string error = FindFunction(driver, launch, &function);
-  if (!error.empty()) return error;
-  if (launch.grid[0] == 0 || launch.grid[1] == 0 || launch.grid[2] == 0) return "";
-  JBOOST_DRIVER(LaunchKernel, function, launch.grid[0], launch.grid[1], launch.grid[2],
-                launch.threads, 1, 1, launch.shared_bytes, stream, arguments, nullptr);
-  return "";
-}
+JBOOST_LAUNCH_HANDLER(jboost_launch_prepare, PrepareImpl, ffi::Ffi::BindInitialize())
+JBOOST_LAUNCH_HANDLER(jboost_launch, LaunchImpl,
+                      ffi::Ffi::Bind().Ctx<ffi::PlatformStream<void*>>())
+JBOOST_LAUNCH_HANDLER(jboost_launch_on_host, LaunchOnHostImpl, ffi::Ffi::Bind())
 
 }  // namespace jboost
 
@@ -184,11 +289,14 @@ extern "C" __attribute__((visibility("default"))) int jboost_cuda_version() {
 extern "C" __attribute__((visibility("default"))) int jboost_cuda_architecture(
     int device) {
   const jboost::Driver& driver = jboost::GetDriver();
-  int count = 0, architecture = 0;
+  int count = 0;
   if (!driver.error.empty() || driver.DeviceGetCount(&count) != 0) return 0;
   if (device >= count) return 0;
-  std::string error = jboost::FindArchitecture(driver, device, &architecture);
-  return error.empty() ? architecture : 0;
+  try {
+    return jboost::FindArchitecture(driver, device);
+  } catch (const std::exception&) {
+    return 0;
+  }
 }
 
 // Keeps the compiled kernels for GPUs of an architecture.

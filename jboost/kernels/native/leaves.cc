@@ -6,6 +6,7 @@
 #include <cmath>
 #include <limits>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "exact_sum.h"
@@ -46,8 +47,7 @@ void FindGreatest(const Pool& pool, const GroupedRows& rows, uint32_t* bits) {
   Blocks blocks(rows, 1);
   std::vector<uint32_t> greatest(blocks.number * kMaxChannels);
   ParallelFor(pool, blocks.number, [&](int64_t block) {
-    loops.greatest_bits(rows.channels, rows.weights, rows.group, rows.num_groups,
-                        blocks.begin(block), blocks.begin(block + 1),
+    loops.greatest_bits(rows, blocks.begin(block), blocks.begin(block + 1),
                         greatest.data() + block * kMaxChannels);
   });
   std::fill_n(bits, rows.channels.number, 0);
@@ -113,10 +113,9 @@ class BlockSums {
 
   // Raises bits[c] to those of the greatest magnitude of a task's rows.
   void FindGreatest(int64_t task, uint32_t* bits) const {
-    int64_t last = task * kLockstep + kLockstep;
-    JBOOST_CHOOSE(LeafLoops).greatest_bits(
-        rows_.channels, rows_.weights, rows_.group, rows_.num_groups,
-        blocks_.begin(task * kLockstep), blocks_.begin(last), bits);
+    int64_t first = task * kLockstep;
+    JBOOST_CHOOSE(LeafLoops).greatest_bits(rows_, blocks_.begin(first),
+                                           blocks_.begin(first + kLockstep), bits);
   }
 
   // Sums a task's rows, which must be finite, as multiples of 1 / up[c].
@@ -130,8 +129,7 @@ class BlockSums {
       sums_of[b] = tables_.data() + block * table_;
       std::fill_n(sums_of[b], table_, 0);
     }
-    JBOOST_CHOOSE(LeafLoops).sum_blocks(rows_.channels, rows_.weights, rows_.group,
-                                        rows_.num_groups, up, first, end, sums_of);
+    JBOOST_CHOOSE(LeafLoops).sum_blocks(rows_, up, first, end, sums_of);
   }
 
   // [channels, groups].
@@ -204,6 +202,19 @@ bool SumInOnePass(const Pool& pool, const GroupedRows& rows, Unit* units,
   return true;
 }
 
+// Sums changes as arrays, where some are not finite.
+void SumMadeChanges(const Pool& pool, const GroupedRows& rows, float* sums) {
+  const float *before = rows.channels.values[0], *after = rows.channels.values[1];
+  std::vector<float> change(rows.num_rows), size(rows.num_rows);
+  for (int64_t i = 0; i < rows.num_rows; ++i) {
+    change[i] = after[i] - before[i];
+    size[i] = std::fabs(after[i]) + std::fabs(before[i]);
+  }
+  GroupedRows made = rows;
+  made.channels = {{change.data(), size.data()}, {}, 2, false};
+  SumByGroup(pool, made, sums);
+}
+
 }  // namespace
 
 void SumByGroup(const Pool& all, const GroupedRows& rows, float* sums) {
@@ -212,6 +223,7 @@ void SumByGroup(const Pool& all, const GroupedRows& rows, float* sums) {
   Unit units[kMaxChannels];
   std::vector<ExactSum> totals;
   if (!SumInOnePass(pool, rows, units, &totals)) {
+    if (rows.channels.changes) return SumMadeChanges(all, rows, sums);
     uint32_t bits[kMaxChannels];
     FiniteRows finite(pool, rows, bits, sums);
     float up[kMaxChannels];
@@ -224,29 +236,6 @@ void SumByGroup(const Pool& all, const GroupedRows& rows, float* sums) {
   for (size_t i = 0; i < totals.size(); ++i) {
     sums[i] += totals[i].Value(units[i / rows.num_groups]);
   }
-}
-
-void SumChanges(const Pool& all, const float* before, const float* after,
-                const float* weights, const int32_t* group, int64_t num_rows,
-                int64_t num_groups, float* sums) {
-  const Pool& pool = Threads(all, num_rows);
-  GroupedRows rows{
-      {{before, after}, {}, 2, true}, weights, group, num_rows, num_groups};
-  Unit units[kMaxChannels];
-  std::vector<ExactSum> totals;
-  if (SumInOnePass(pool, rows, units, &totals)) {
-    for (size_t i = 0; i < totals.size(); ++i) {
-      sums[i] = totals[i].Value(units[i / num_groups]);
-    }
-    return;
-  }
-  std::vector<float> change(num_rows), size(num_rows);
-  for (int64_t i = 0; i < num_rows; ++i) {
-    change[i] = after[i] - before[i];
-    size[i] = std::fabs(after[i]) + std::fabs(before[i]);
-  }
-  rows.channels = {{change.data(), size.data()}, {}, 2, false};
-  SumByGroup(all, rows, sums);
 }
 
 void FindGreatestByGroup(const Pool& all, const GroupedRows& rows, int32_t* bits,
@@ -266,6 +255,142 @@ void SumDigitsByGroup(const Pool& all, const GroupedRows& rows, const float* up,
   FiniteRows finite(pool, rows, bits, nullptr);
   std::vector<ExactSum> totals = SumFinite(pool, finite.rows(), up);
   for (size_t i = 0; i < totals.size(); ++i) totals[i].Write(digits + 4 * i);
+}
+
+namespace {
+
+constexpr int64_t kTask = 32768;       // values of a task
+constexpr int64_t kLeastRows = 65536;  // values from which on threads pay
+
+// One row of values, and the weights or null.
+struct Terms {
+  const float* values;
+  const float* weights;
+  int64_t count;
+
+  int64_t tasks() const { return (count + kTask - 1) / kTask; }
+  int64_t size(int64_t task) const { return std::min(kTask, count - task * kTask); }
+  Terms part(int64_t task) const {
+    int64_t first = task * kTask;
+    return {values + first, weights == nullptr ? nullptr : weights + first, size(task)};
+  }
+  float at(int64_t i) const {
+    return weights == nullptr ? values[i] : WeightedTerms{values, weights}(i);
+  }
+};
+
+// The sum of a task's terms as multiples of 1 / up; 0: not yet known.
+struct Part {
+  float up = 0.0f;
+  ExactSum sum;
+};
+
+// The bits of the greatest finite magnitude. Adds the infinities and NaN to *others as
+// floats: their order does not matter.
+//
+// `parts` may be null. Otherwise the terms of finite tasks are added, while they are in
+// the cache, by the unit of the greatest magnitude so far, which is mostly the one of
+// all terms.
+uint32_t FindGreatestTerm(const Pool& pool, const Terms& terms, float* others,
+                          std::vector<Part>* parts) {
+  const LeafLoops& loops = JBOOST_CHOOSE(LeafLoops);
+  std::vector<uint32_t> greatest(terms.tasks());
+  std::atomic<uint32_t> known{0};
+  ParallelFor(pool, terms.tasks(), [&](int64_t task) {
+    Terms part = terms.part(task);
+    uint32_t own = loops.greatest_term(part.values, part.weights, part.count);
+    greatest[task] = own;
+    if (parts == nullptr || own >= kInfinityBits) return;
+    uint32_t most = known.load(std::memory_order_relaxed);
+    while (most < own && !known.compare_exchange_weak(most, own)) {
+    }
+    Part& added = (*parts)[task];
+    added.up = ChooseUnit(std::max(most, own)).up;
+    loops.sum_terms(part.values, part.weights, part.count, added.up, &added.sum.high,
+                    &added.sum.low);
+  });
+  uint32_t bits = 0;
+  for (int64_t task = 0; task < terms.tasks(); ++task) {
+    uint32_t own = greatest[task];
+    if (own >= kInfinityBits) {
+      own = 0;
+      Terms part = terms.part(task);
+      for (int64_t i = 0; i < part.count; ++i) {
+        float term = part.at(i);
+        IsFinite(term) ? own = std::max(own, MagnitudeBits(term)) : * others += term;
+      }
+    }
+    bits = std::max(bits, own);
+  }
+  return bits;
+}
+
+// Sums the finite terms as multiples of 1 / up; `parts` are known by that unit or not.
+ExactSum SumTerms(const Pool& pool, const Terms& terms, float up,
+                  std::vector<Part> parts) {
+  const LeafLoops& loops = JBOOST_CHOOSE(LeafLoops);
+  std::vector<int64_t> left;
+  for (int64_t task = 0; task < terms.tasks(); ++task) {
+    if (parts[task].up != up) left.push_back(task);
+  }
+  ParallelFor(pool, left.size(), [&](int64_t number) {
+    int64_t task = left[number];
+    Terms part = terms.part(task);
+    std::vector<float> finite;
+    if (loops.greatest_term(part.values, part.weights, part.count) >= kInfinityBits) {
+      finite.assign(part.values, part.values + part.count);
+      for (int64_t i = 0; i < part.count; ++i) {
+        if (!IsFinite(part.at(i))) finite[i] = 0.0f;
+      }
+      part.values = finite.data();
+    }
+    ExactSum& sum = parts[task].sum = {};
+    loops.sum_terms(part.values, part.weights, part.count, up, &sum.high, &sum.low);
+  });
+  ExactSum total;
+  for (const Part& part : parts) total.Add(part.sum);
+  return total;
+}
+
+Terms TermsOf(const WeightedRows& rows, int64_t number) {
+  return {rows.values + number * rows.count, rows.weights, rows.count};
+}
+
+const Pool& ThreadsOf(const Pool& pool, const WeightedRows& rows) {
+  return Threads(pool, rows.num_sums * rows.count, kLeastRows);
+}
+
+}  // namespace
+
+void SumRows(const Pool& all, const WeightedRows& rows, float* sums) {
+  const Pool& pool = ThreadsOf(all, rows);
+  for (int64_t k = 0; k < rows.num_sums; ++k) {
+    Terms terms = TermsOf(rows, k);
+    float others = 0.0f;
+    std::vector<Part> parts(terms.tasks());
+    Unit unit = ChooseUnit(FindGreatestTerm(pool, terms, &others, &parts));
+    sums[k] = SumTerms(pool, terms, unit.up, std::move(parts)).Value(unit) + others;
+  }
+}
+
+void FindGreatestOfRows(const Pool& all, const WeightedRows& rows, int32_t* bits,
+                        float* others) {
+  const Pool& pool = ThreadsOf(all, rows);
+  for (int64_t k = 0; k < rows.num_sums; ++k) {
+    others[k] = 0.0f;
+    bits[k] = static_cast<int32_t>(
+        FindGreatestTerm(pool, TermsOf(rows, k), others + k, nullptr));
+  }
+}
+
+void SumDigitsOfRows(const Pool& all, const WeightedRows& rows, const float* up,
+                     int32_t* digits) {
+  const Pool& pool = ThreadsOf(all, rows);
+  for (int64_t k = 0; k < rows.num_sums; ++k) {
+    Terms terms = TermsOf(rows, k);
+    std::vector<Part> parts(terms.tasks());
+    SumTerms(pool, terms, up[k], std::move(parts)).Write(digits + 4 * k);
+  }
 }
 
 void RangeByGroup(const Pool& pool, const float* values, const int32_t* group,

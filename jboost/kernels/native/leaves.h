@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Sums, ranges and order statistics by group, from which the values of leaves are
-// computed, and the update of the scores.
+// computed, and the update of the scores; sums of all rows.
 //
-// Rows whose group is outside [0, num_groups) are ignored.
+// Sums have bits that do not depend on the order of the terms; see
+// jboost.numerics.exact. Rows whose group is outside [0, num_groups) are ignored.
 #ifndef JBOOST_LEAVES_H_
 #define JBOOST_LEAVES_H_
 
@@ -67,17 +68,29 @@ struct Channels {
   bool changes;
 };
 
+struct GroupedRows {
+  Channels channels;
+  const float* weights;  // [N], or null; see WeightedTerms
+  const int32_t* group;  // [N]
+  int64_t num_rows, num_groups;
+};
+
+// Arrays of numbers to sum, [num_sums, count], with the weights of the columns.
+struct WeightedRows {
+  const float* values;
+  const float* weights;  // [count], or null; see WeightedTerms
+  int64_t num_sums, count;
+};
+
 struct LeafLoops {
   // Raises bits[c] to the bits of the greatest magnitude of the rows [begin, end) that
-  // are in a group. `weights` may be null, here and below; see WeightedTerms.
-  void (*greatest_bits)(const Channels& channels, const float* weights,
-                        const int32_t* group, int64_t num_groups, int64_t begin,
-                        int64_t end, uint32_t* bits);
+  // are in a group.
+  void (*greatest_bits)(const GroupedRows& rows, int64_t begin, int64_t end,
+                        uint32_t* bits);
   // Adds rows [begin[b], end[b]), as multiples of 1 / up[c], to the table sums[b],
   // [num_groups + 1, channels]. It holds int64 numbers as uint64, which may overflow.
-  void (*sum_blocks)(const Channels& channels, const float* weights,
-                     const int32_t* group, int64_t num_groups, const float* up,
-                     const int64_t* begin, const int64_t* end, uint64_t* const* sums);
+  void (*sum_blocks)(const GroupedRows& rows, const float* up, const int64_t* begin,
+                     const int64_t* end, uint64_t* const* sums);
   // low[g] = min, high[g] = max of the values; -inf and inf if one is NaN.
   void (*find_range)(const float* values, const int32_t* group, int64_t count,
                      int64_t num_groups, float* low, float* high);
@@ -91,26 +104,17 @@ struct LeafLoops {
   // Adds the kinks of rows [begin, end) to sums[kEnds][num_groups + 1][2^digit.bits].
   void (*sum_digits)(const KinkRows& rows, int64_t begin, int64_t end,
                      int64_t num_groups, const KeyDigit& digit, uint64_t* sums);
+  // The bits of the greatest magnitude of a term; see MagnitudeBits.
+  uint32_t (*greatest_term)(const float* values, const float* weights, int64_t count);
+  // Adds the sum of the terms, which must be finite, to high * 2^19 + low, in units.
+  void (*sum_terms)(const float* values, const float* weights, int64_t count, float up,
+                    int64_t* high, int64_t* low);
 };
 
 JBOOST_DECLARE_LOOPS(LeafLoops)
 
-struct GroupedRows {
-  Channels channels;
-  const float* weights;  // [N], or null; see WeightedTerms
-  const int32_t* group;  // [N]
-  int64_t num_rows, num_groups;
-};
-
-// sums[c][g] = the sum of weights[i] values[c][i] over the rows i of group g. The
-// bits do not depend on the order of the rows; see jboost.numerics.exact.sum_channels.
+// sums[c][g] = the sum of weights[i] values[c][i] over the rows i of group g.
 void SumByGroup(const Pool& pool, const GroupedRows& rows, float* sums);
-
-// sums[0][g] = the sum of after - before over the rows of group g, sums[1][g] = that of
-// |after| + |before|; by SumByGroup. `weights` may be null.
-void SumChanges(const Pool& pool, const float* before, const float* after,
-                const float* weights, const int32_t* group, int64_t num_rows,
-                int64_t num_groups, float* sums);
 
 // The two halves of SumByGroup, for rows that are divided among machines.
 //
@@ -122,6 +126,13 @@ void FindGreatestByGroup(const Pool& pool, const GroupedRows& rows, int32_t* bit
 // ExactSum. Terms must be below 2^38 multiples.
 void SumDigitsByGroup(const Pool& pool, const GroupedRows& rows, const float* up,
                       int32_t* digits);
+
+// The same of WeightedRows, as one group: sums[k], bits[k], others[k], digits[k].
+void SumRows(const Pool& pool, const WeightedRows& rows, float* sums);
+void FindGreatestOfRows(const Pool& pool, const WeightedRows& rows, int32_t* bits,
+                        float* others);
+void SumDigitsOfRows(const Pool& pool, const WeightedRows& rows, const float* up,
+                     int32_t* digits);
 
 // The least and the greatest value of each group; inf and -inf if it is empty.
 void RangeByGroup(const Pool& pool, const float* values, const int32_t* group,

@@ -1,7 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-// The inner loops of leaves.cc, compiled once per instruction set. They use no
-// templates of the standard library: the linker keeps one copy of such a function for
-// the whole library, which could be one for a newer processor. The build checks it.
 #include <cstdint>
 
 #include "exact_sum.h"
@@ -53,9 +50,10 @@ inline void FillConstants(const Channels& channels, int64_t count, float* made) 
   }
 }
 
-void FindGreatestBits(const Channels& channels, const float* weights,
-                      const int32_t* group, int64_t num_groups, int64_t begin,
-                      int64_t end, uint32_t* bits) {
+void FindGreatestBits(const GroupedRows& rows, int64_t begin, int64_t end,
+                      uint32_t* bits) {
+  const Channels& channels = rows.channels;
+  const float* weights = rows.weights;
   constexpr int64_t kRows = 1024;  // stay in the cache for all channels
   float made[kMaxChannels * kRows];
   FillConstants(channels, kRows, made);
@@ -68,7 +66,7 @@ void FindGreatestBits(const Channels& channels, const float* weights,
     for (int64_t c = 0; c < channels.number; ++c) {
       const float* values = ValuesFrom(channels, c, row, made + c * kRows);
       auto find = [&](const auto& term) {
-        return GreatestInGroups(term, group + row, num_groups, count);
+        return GreatestInGroups(term, rows.group + row, rows.num_groups, count);
       };
       uint32_t own = weights == nullptr ? find([=](int64_t i) { return values[i]; })
                      : once             ? find(OnceTerms{values, weights + row})
@@ -142,9 +140,11 @@ inline void AddRow(const Step<kChannels>& step, int64_t i, int64_t place,
 // Adds rows of several blocks in turns. Consecutive rows of one block are often of one
 // group, and their additions would wait for each other.
 template <int kChannels>
-void SumBlocksOf(const Channels& channels, const float* weights, const int32_t* group,
-                 int64_t num_groups, const float* up, const int64_t* begin,
+void SumBlocksOf(const GroupedRows& rows, const float* up, const int64_t* begin,
                  const int64_t* end, uint64_t* const* sums) {
+  const Channels& channels = rows.channels;
+  const int32_t* group = rows.group;
+  const int64_t num_groups = rows.num_groups;
   Step<kChannels> steps[kLockstep];
   float made[kChannels * kStep];
   FillConstants(channels, kStep, made);
@@ -158,7 +158,7 @@ void SumBlocksOf(const Channels& channels, const float* weights, const int32_t* 
       int64_t left = end[b] - begin[b] - first;
       count[b] = left < 0 ? 0 : left < kStep ? left : kStep;
       common = count[b] < common ? count[b] : common;
-      RoundRows<kChannels>(channels, made, weights, up, begin[b] + first, count[b],
+      RoundRows<kChannels>(channels, made, rows.weights, up, begin[b] + first, count[b],
                            steps + b);
     }
     for (int64_t i = 0; i < common; ++i) {
@@ -176,19 +176,11 @@ void SumBlocksOf(const Channels& channels, const float* weights, const int32_t* 
   }
 }
 
-void SumBlocks(const Channels& channels, const float* weights, const int32_t* group,
-               int64_t num_groups, const float* up, const int64_t* begin,
+void SumBlocks(const GroupedRows& rows, const float* up, const int64_t* begin,
                const int64_t* end, uint64_t* const* sums) {
-  switch (channels.number) {
-    case 1:
-      return SumBlocksOf<1>(channels, weights, group, num_groups, up, begin, end, sums);
-    case 2:
-      return SumBlocksOf<2>(channels, weights, group, num_groups, up, begin, end, sums);
-    case 3:
-      return SumBlocksOf<3>(channels, weights, group, num_groups, up, begin, end, sums);
-    case 4:
-      return SumBlocksOf<4>(channels, weights, group, num_groups, up, begin, end, sums);
-  }
+  static constexpr decltype(&SumBlocksOf<1>) kByChannels[kMaxChannels] = {
+      SumBlocksOf<1>, SumBlocksOf<2>, SumBlocksOf<3>, SumBlocksOf<4>};
+  kByChannels[rows.channels.number - 1](rows, up, begin, end, sums);
 }
 
 void FindRange(const float* values, const int32_t* group, int64_t count,
@@ -375,10 +367,54 @@ void SumDigits(const KinkRows& rows, int64_t begin, int64_t end, int64_t num_gro
   for (int64_t i = 0; is_first && i < table; ++i) sums[table + i] = sums[i];
 }
 
+struct Plain {
+  const float* values;
+  float operator()(int64_t i) const { return values[i]; }
+};
+
+// Terms of one block, which stays in the cache while it is read twice.
+uint32_t GreatestOfBlock(const float* values, const float* weights, int64_t count) {
+  if (CountOnce(weights, count)) return GreatestBits(OnceTerms{values, weights}, count);
+  return GreatestBits(WeightedTerms{values, weights}, count);
+}
+
+ExactSum SumBlock(const float* values, const float* weights, int64_t count, float up) {
+  if (CountOnce(weights, count)) return SumTerms(OnceTerms{values, weights}, count, up);
+  WeightedTerms terms{values, weights};
+  return SumTimes(terms, [&](int64_t i) { return terms.Times(i); }, count, up);
+}
+
+uint32_t FindGreatestTerm(const float* values, const float* weights, int64_t count) {
+  if (weights == nullptr) return GreatestBits(Plain{values}, count);
+  uint32_t greatest = 0;
+  for (int64_t begin = 0; begin < count; begin += kShortBlock) {
+    int64_t size = count - begin < kShortBlock ? count - begin : kShortBlock;
+    uint32_t bits = GreatestOfBlock(values + begin, weights + begin, size);
+    greatest = bits > greatest ? bits : greatest;
+  }
+  return greatest;
+}
+
+ExactSum SumAny(const float* values, const float* weights, int64_t count, float up) {
+  if (weights == nullptr) return SumTerms(Plain{values}, count, up);
+  ExactSum sum;
+  for (int64_t begin = 0; begin < count; begin += kShortBlock) {
+    int64_t size = count - begin < kShortBlock ? count - begin : kShortBlock;
+    sum.Add(SumBlock(values + begin, weights + begin, size, up));
+  }
+  return sum;
+}
+
+void SumTerms(const float* values, const float* weights, int64_t count, float up,
+              int64_t* high, int64_t* low) {
+  ExactSum sum = SumAny(values, weights, count, up);
+  *high += sum.high;
+  *low += sum.low;
+}
+
 }  // namespace
 
-extern const LeafLoops kLeafLoops;
-const LeafLoops kLeafLoops = {FindGreatestBits, SumBlocks, FindRange,
-                              AddValues,        Collect,   SumDigits};
+const LeafLoops kLeafLoops = {FindGreatestBits, SumBlocks, FindRange,        AddValues,
+                              Collect,          SumDigits, FindGreatestTerm, SumTerms};
 
 }  // namespace jboost::JBOOST_ISA

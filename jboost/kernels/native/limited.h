@@ -16,6 +16,18 @@ struct Sums {
   float gradient, weight;  // G, H + l2
 };
 
+// Sums of integers in their units, the weight with l2.
+inline Sums InUnits(const int32_t sums[2], const SplitLimits& limits) {
+  float weight = (static_cast<float>(sums[1]) + limits.l2 / limits.curvature_unit) *
+                 limits.curvature_unit;
+  return {static_cast<float>(sums[0]) * limits.gradient_unit, weight};
+}
+
+// The score without limits.
+inline float Score(const Sums& sums) {
+  return sums.weight > 0.0f ? sums.gradient * sums.gradient / sums.weight : 0.0f;
+}
+
 inline float Larger(float a, float b) { return a > b ? a : b; }
 inline float Smaller(float a, float b) { return a < b ? a : b; }
 

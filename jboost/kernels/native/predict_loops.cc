@@ -1,22 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The inner loops of predict.cc, compiled once per instruction set. They use no
-// templates of the standard library: the linker keeps one copy of such a function for
-// the whole library, which could be one for a newer processor. The build checks it.
 #include <cstdint>
 #include <cstring>
 
 #include "predict.h"
-
-#if defined(__AVX2__)
-// GCC 12 takes the undefined operands inside its own intrinsics for mistakes.
-#if defined(__GNUC__) && !defined(__clang__)
-#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
-#pragma GCC diagnostic ignored "-Wuninitialized"
-#endif
-#include <immintrin.h>
-#endif
-
-#define JBOOST_INLINE inline __attribute__((always_inline))
 
 namespace jboost::JBOOST_ISA {
 namespace {
@@ -596,26 +582,10 @@ void CodeColumn(const float* column, int64_t rows, const float* values, int8_t* 
 
 void Code(const float* column, int64_t rows, const float* table, int64_t levels,
           int8_t* left, int8_t* right) {
-  switch (levels) {
-    case 0:
-      return CodeColumn<0>(column, rows, table, left, right);
-    case 1:
-      return CodeColumn<1>(column, rows, table, left, right);
-    case 2:
-      return CodeColumn<2>(column, rows, table, left, right);
-    case 3:
-      return CodeColumn<3>(column, rows, table, left, right);
-    case 4:
-      return CodeColumn<4>(column, rows, table, left, right);
-    case 5:
-      return CodeColumn<5>(column, rows, table, left, right);
-    case 6:
-      return CodeColumn<6>(column, rows, table, left, right);
-    case 7:
-      return CodeColumn<7>(column, rows, table, left, right);
-    default:
-      return CodeColumn<8>(column, rows, table, left, right);
-  }
+  static constexpr decltype(&CodeColumn<0>) kByLevels[] = {
+      CodeColumn<0>, CodeColumn<1>, CodeColumn<2>, CodeColumn<3>, CodeColumn<4>,
+      CodeColumn<5>, CodeColumn<6>, CodeColumn<7>, CodeColumn<8>};
+  kByLevels[levels](column, rows, table, left, right);
 }
 
 JBOOST_INLINE float EncodeValue(float value, const int32_t* codes, float limit) {
@@ -878,7 +848,6 @@ constexpr int64_t kCodedRows = 9;
 constexpr int64_t kCodedRows = 24;
 #endif
 
-extern const PredictLoops kPredictLoops;
 const PredictLoops kPredictLoops = {Transpose, Code,      Encode,    SplitCodes,
                                     Mark,      AddTree,   AddLeaves, FindLeaves,
                                     Walk,      kCodedRows};

@@ -83,18 +83,15 @@ XLA_FFI_Error* Relay(const XLA_FFI_CallFrame& outer, Reader description) {
 
 // The operand is the address of the description, in two words. Callers wait for the
 // result.
-ffi::Error CheckImpl(ffi::RemainingArgs operands, ffi::RemainingRets results) {
-  Buffers buffers(operands, results);
+void Check(Buffers& buffers, const Pool&) {
   buffers.Operand<uint32_t>("address", {2});
   uint32_t* done = buffers.Result<uint32_t>("done", {1});
-  JBOOST_RETURN_IF_ERROR(buffers.Finish());
+  buffers.Finish();
   done[0] = 0;
-  return ffi::Error::Success();
 }
 
 XLA_FFI_Error* CheckAndRelay(XLA_FFI_CallFrame* call_frame) {
-  static auto* check =
-      ffi::Ffi::Bind().RemainingArgs().RemainingRets().To(CheckImpl).release();
+  static auto* check = MakeHandler(Check).release();
   XLA_FFI_Error* error = check->Call(call_frame);
   const XLA_FFI_Extension_Base* extension = call_frame->extension_start;
   bool asks_for_metadata =

@@ -6,8 +6,6 @@
 #include <cstring>
 #include <vector>
 
-#include "hash.h"
-
 namespace jboost {
 namespace {
 

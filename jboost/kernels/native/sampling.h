@@ -10,6 +10,30 @@
 
 namespace jboost {
 
+// The seeded hash of jboost.numerics.random.hash_words, with internal linkage, because
+// the loops of every instruction set include it.
+namespace {
+
+struct Seed {
+  uint32_t first, second;
+};
+
+inline uint32_t Mix(uint32_t word) {
+  word = (word ^ (word >> 16)) * 0x7FEB352Du;
+  word = (word ^ (word >> 15)) * 0x846CA68Bu;
+  return word ^ (word >> 16);
+}
+
+inline uint32_t Hash(uint32_t word, const Seed& seed) {
+  return Mix(Mix(word + seed.first) + seed.second);
+}
+
+// jboost.numerics.random.derive: a seed of its own for each use of a seed.
+inline Seed Derive(const Seed& seed, uint32_t use) {
+  return {Hash(2 * use, seed), Hash(2 * use + 1, seed)};
+}
+
+}  // namespace
 constexpr int kDigits = 2048;  // 11 bits of a hash at a time
 
 struct SamplingLoops {

@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "hash.h"
 #include "sampling.h"
 
 namespace jboost::JBOOST_ISA {
@@ -39,7 +38,6 @@ void Keep(const uint32_t* seed, const uint8_t* eligible, int64_t first, int64_t 
 
 }  // namespace
 
-extern const SamplingLoops kSamplingLoops;
 const SamplingLoops kSamplingLoops = {CountDigits, Keep};
 
 }  // namespace jboost::JBOOST_ISA

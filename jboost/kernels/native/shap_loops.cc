@@ -1,21 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The inner loops of shap.cc, compiled once per instruction set. They use no templates
-// of the standard library: the linker keeps one copy of such a function for the whole
-// library, which could be one for a newer processor. The build checks it.
 #include <cstdint>
 
 #include "shap.h"
-
-#if defined(__AVX2__)
-// GCC 12 takes the undefined operands inside its own intrinsics for mistakes.
-#if defined(__GNUC__) && !defined(__clang__)
-#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
-#pragma GCC diagnostic ignored "-Wuninitialized"
-#endif
-#include <immintrin.h>
-#endif
-
-#define JBOOST_INLINE inline __attribute__((always_inline))
 
 namespace jboost::JBOOST_ISA {
 namespace {
@@ -254,21 +240,14 @@ void Start(const ShapTree& tree, const float* weight, const ShapLanes& lanes) {
 
 void AddTree(const ShapTree& tree, const float* weight, int64_t points,
              const ShapLanes& lanes) {
-  switch (points) {
-    case 1:
-      return Start<1>(tree, weight, lanes);
-    case 2:
-      return Start<2>(tree, weight, lanes);
-    case 3:
-      return Start<3>(tree, weight, lanes);
-    default:
-      return Start<4>(tree, weight, lanes);
-  }
+  if (points == 1) return Start<1>(tree, weight, lanes);
+  if (points == 2) return Start<2>(tree, weight, lanes);
+  if (points == 3) return Start<3>(tree, weight, lanes);
+  return Start<4>(tree, weight, lanes);
 }
 
 }  // namespace
 
-extern const ShapLoops kShapLoops;
 const ShapLoops kShapLoops = {Lanes::kRows, AddTree};
 
 }  // namespace jboost::JBOOST_ISA

@@ -109,7 +109,7 @@ class FeatureSearch {
       bins = MakeBins(group);
       sweep_.bins = &bins;
     }
-    LimitsOfSlots limited{growth_.limits.l1, growth_.state.bounds, nullptr, nullptr};
+    LimitsOfSlots limited{growth_.limits.l1, growth_.state.bounds, nullptr};
     NodeScore node = ScoreNode(group.total, growth_.limits.limits,
                                is_limited_ ? &limited : nullptr, slot);
     for (bool last = false; !last;) {
@@ -185,15 +185,9 @@ class FeatureSearch {
     const int32_t* count = growth_.rows.uniform ? sums.curvature : sums.count;
     int32_t feature = static_cast<int32_t>(feature_);
     BestSplit best{-__builtin_inff(), feature, 0, false};
-    if (!is_limited_) {
-      loops.search_feature(sums.gradient, sums.curvature, count, size, group.total,
-                           node.parent, limits, feature, gains_, &best);
-    } else {
-      loops.search_limited_feature(sums.gradient, sums.curvature, count, size,
-                                   group.total, node.parent, limits, node.values,
-                                   growth_.limits.monotone[feature], free_from, feature,
-                                   gains_, &best);
-    }
+    loops.search({sums.gradient, sums.curvature, count, size}, group.total, node,
+                 limits, is_limited_ ? growth_.limits.monotone[feature] : 0, free_from,
+                 feature, gains_, &best);
     // Of equal gains that of the lower threshold is kept.
     if (!(best.gain > found->best.gain)) return;
     int32_t at = best.threshold;
@@ -255,12 +249,12 @@ void SearchLevel(Growth* growth, const std::vector<Group>& before) {
 }
 
 // Writes the splits of a level.
-LevelSplits WriteLevel(const Growth& growth) {
+SplitMemory WriteLevel(const Growth& growth) {
   const TreeLimits& limits = growth.limits;
-  LevelSplits splits(growth.num_slots(), 0);
-  std::copy_n(growth.state.position, growth.num_slots(), splits.position.begin());
-  LimitsOfSlots values{limits.l1, growth.state.bounds, limits.monotone,
-                       splits.child_bounds.data()};
+  SplitMemory memory(growth.num_slots(), 0);
+  const Splits& splits = memory.splits;
+  std::copy_n(growth.state.position, growth.num_slots(), splits.position);
+  LimitsOfSlots values{limits.l1, growth.state.bounds, limits.monotone};
   const LimitsOfSlots* limited = limits.bounds == nullptr ? nullptr : &values;
   for (int64_t slot = 0; slot < growth.num_slots(); ++slot) {
     if (splits.position[slot] < 0) continue;
@@ -268,15 +262,15 @@ LevelSplits WriteLevel(const Growth& growth) {
     const int32_t* total = growth.groups[slot].total;
     WriteSplit(slot, best.best, best.left, total, best.is_missing,
                ScoreNode(total, limits.limits, limited, slot), limits.limits,
-               limits.min_gain, limited, splits.output());
+               limits.min_gain, limited, splits);
   }
-  KeepBest(limits, growth.state, &splits);
-  return splits;
+  KeepBest(limits, growth.state, splits);
+  return memory;
 }
 
 // Sends the rows of split nodes down, on the last level to their leaves; and those of
 // the other nodes to their leaves. Returns what lies on either side.
-std::vector<Sides> RouteGroups(Growth* growth, const LevelSplits& splits) {
+std::vector<Sides> RouteGroups(Growth* growth, const Splits& splits) {
   int64_t num_slots = growth->num_slots(), max_depth = growth->limits.max_depth;
   bool last = growth->level == max_depth - 1;
   std::vector<Sides> sides(num_slots);
@@ -345,7 +339,7 @@ void StartMass(Growth* growth) {
 
 // Gives the children of the r-th split slots 2r and 2r + 1. Returns the groups of
 // their parents.
-std::vector<Group> DivideGroups(Growth* growth, const LevelSplits& splits,
+std::vector<Group> DivideGroups(Growth* growth, const Splits& splits,
                                 const std::vector<Sides>& sides) {
   std::vector<Group> parents, children(growth->num_slots());
   for (int64_t slot = 0; slot < growth->num_slots(); ++slot) {
@@ -400,9 +394,8 @@ void StartGroups(const Rounding& rounding, int64_t num_in_bag, Growth* growth) {
   std::vector<int64_t> sums(NumChunks(num_rows));
   ParallelFor(Threads(growth->pool, num_rows), NumChunks(num_rows), [&](int64_t chunk) {
     int64_t first = chunk * kChunk, count = std::min(kChunk, num_rows - first);
-    loops.quantise(rows.gradient + first, rows.curvature + first, first, count,
-                   rounding.scale, growth->limits.seed, rounding.stochastic,
-                   rounding.uniform, rows.in_bag + first, rows.words + first);
+    loops.quantise(rows, first, count, 0, rounding, growth->limits.seed,
+                   rows.words + first);
     for (int64_t row = first; row < first + count; ++row) {
       sums[chunk] += rows.in_bag[row] != 0 ? rows.words[row] : 0;
     }
@@ -425,7 +418,8 @@ bool Grow(Growth* growth) {
   for (; growth->level < growth->limits.max_depth && state.position[0] >= 0;
        ++growth->level) {
     SearchLevel(growth, parents);
-    LevelSplits splits = WriteLevel(*growth);
+    SplitMemory level = WriteLevel(*growth);
+    const Splits& splits = level.splits;
     std::vector<Sides> sides = RouteGroups(growth, splits);
     FinishLevel(growth->limits, growth->level, splits, sides.data(), state);
     if (growth->level + 1 < growth->limits.max_depth) {
@@ -443,9 +437,7 @@ bool GrowSortedTree(const Pool& pool, const SortedCodes& codes, const TreeLimits
   int64_t num_slots = nodes.histograms.num_slots;
   float units[2];
   int64_t num_in_bag;
-  Rounding rounding =
-      ChooseRounding(pool, codes.num_rows, rows.gradient, rows.curvature, rows.in_bag,
-                     rows.uniform, units, &num_in_bag);
+  Rounding rounding = ChooseRounding(pool, rows, units, &num_in_bag);
   SearchLimits search(given, units);
   const TreeLimits& limits = search.limits;
   GrowingTree growing(limits, nodes);
@@ -477,10 +469,10 @@ bool Propose(const Pool& pool, const SortedCodes& codes, const int32_t* mass,
   std::atomic<bool> inside{true};
   ParallelFor(Threads(pool, num_rows * codes.num_columns), codes.num_columns,
               [&](int64_t feature) {
-                ColumnOrder column{static_cast<const char*>(codes.columns) +
-                                       feature * num_rows * codes.code_size,
-                                   codes.code_size, codes.order + feature * num_rows,
-                                   num_rows};
+                SortedCodes column = codes;
+                column.columns = static_cast<const char*>(codes.columns) +
+                                 feature * num_rows * codes.code_size;
+                column.order += feature * num_rows;
                 ValueBins bins{equal ? nullptr : mass, mass[0],
                                static_cast<float>(num_bins - 1), 0.0f};
                 bool found = loops.propose(

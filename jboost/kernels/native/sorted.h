@@ -54,12 +54,12 @@ struct Sweep {
   int32_t mass, low, bin;
 };
 
-// The codes of a feature, of 1, 2 or 4 bytes, and the rows in their order.
-struct ColumnOrder {
-  const void* codes;  // [N]
-  int64_t code_size;
-  const int32_t* order;  // [N]
-  int64_t num_rows;
+// Codes by feature and the rows in order of each feature's codes.
+struct SortedCodes {
+  const void* columns;   // [F, N]
+  int64_t code_size;     // 1, 2 or 4 bytes
+  const int32_t* order;  // [F, N]
+  int64_t num_rows, num_columns;
 };
 
 struct SortedLoops {
@@ -69,7 +69,7 @@ struct SortedLoops {
   // The bins of a feature's values, from its rows in order, which have that mass; see
   // Proposal. `total` of the bins is not read. Returns false if a row is not below
   // num_rows.
-  bool (*propose)(const ColumnOrder& column, const ValueBins& bins, int32_t mass,
+  bool (*propose)(const SortedCodes& column, const ValueBins& bins, int32_t mass,
                   int64_t num_bins, bool wide, void* out, int32_t* highest);
   // Copies the entries of rows with right[row] == 0 from `left` on, the others from
   // `right` on.
@@ -79,22 +79,10 @@ struct SortedLoops {
 
 JBOOST_DECLARE_LOOPS(SortedLoops)
 
-// Codes by feature and the rows in order of each feature's codes.
-struct SortedCodes {
-  const void* columns;   // [F, N]
-  int64_t code_size;     // 1, 2 or 4 bytes
-  const int32_t* order;  // [F, N]
-  int64_t num_rows, num_columns;
-};
-
 // What a tree on sorted rows is grown from.
-struct SortedRows {
-  const float* gradient;   // [N]
-  const float* curvature;  // [N]
-  const uint8_t* in_bag;   // [N], how many times a row counts
-  bool uniform;            // all rows have the same curvature
-  const int32_t* mass;     // [N]; null: each value is a candidate
-  int32_t num_bins;        // of a node's values, where there is a mass
+struct SortedRows : Derivatives {
+  const int32_t* mass;  // [N]; null: each value is a candidate
+  int32_t num_bins;     // of a node's values, where there is a mass
   // Memory that growing the tree overwrites.
   int64_t* words;        // [N]
   uint64_t* entries[2];  // [F, N]

@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-// Loops of sorted.h, compiled once per instruction set.
 #include "sorted.h"
 
 namespace jboost::JBOOST_ISA {
@@ -164,9 +163,9 @@ struct BinnedColumn {
 };
 
 template <class Code, class Bin>
-void ProposeColumn(const ColumnOrder& column, ValueBins bins, int32_t mass,
+void ProposeColumn(const SortedCodes& column, ValueBins bins, int32_t mass,
                    int64_t num_bins, Bin* out, int32_t* highest) {
-  const Code* codes = static_cast<const Code*>(column.codes);
+  const Code* codes = static_cast<const Code*>(column.columns);
   const int32_t* order = column.order;
   for (int64_t bin = 0; bin < num_bins; ++bin) highest[bin] = 0;
   int64_t at = FindEnd<Code>(codes, order, 0, column.num_rows, 0);
@@ -189,7 +188,7 @@ void ProposeColumn(const ColumnOrder& column, ValueBins bins, int32_t mass,
   }
 }
 
-bool ProposeBins(const ColumnOrder& column, const ValueBins& bins, int32_t mass,
+bool ProposeBins(const SortedCodes& column, const ValueBins& bins, int32_t mass,
                  int64_t num_bins, bool wide, void* out, int32_t* highest) {
   uint32_t outside = 0, last = static_cast<uint32_t>(column.num_rows - 1);
   for (int64_t i = 0; i < column.num_rows; ++i) {
@@ -226,7 +225,6 @@ void Divide(const uint64_t* entries, int64_t size, const uint8_t* goes_right,
 
 }  // namespace
 
-extern const SortedLoops kSortedLoops;
 const SortedLoops kSortedLoops = {SumValues, ProposeBins, Divide};
 
 }  // namespace jboost::JBOOST_ISA

@@ -186,7 +186,7 @@ struct Stop {
 };
 
 template <class Code>
-bool DescendChunk(const Codes& codes, const TreeNodes& tree, int64_t num_inner,
+bool DescendChunk(const Codes& codes, const TreeArrays& tree, int64_t num_inner,
                   int64_t chunk, const uint8_t* skip, int32_t* leaf) {
   int64_t first = chunk * kChunk, count = std::min(kChunk, codes.num_rows - first);
   std::vector<uint16_t> index, right_scratch(count);
@@ -234,18 +234,20 @@ Column ColumnReader::Read(int64_t feature) {
   if (codes_.columns == nullptr) {
     int64_t width = codes_.width, block = feature / width;
     int64_t at = (block * num_rows + first) * width + feature % width;
-    return {static_cast<const char*>(codes_.packed) + at * codes_.code_size(), width};
+    return {static_cast<const char*>(codes_.packed) + at * codes_.code_size(), width,
+            codes_.wide};
   }
   if (codes_.sparse == nullptr) {
     int64_t at = feature * num_rows + first;
-    return {static_cast<const char*>(codes_.columns) + at * codes_.code_size(), 1};
+    return {static_cast<const char*>(codes_.columns) + at * codes_.code_size(), 1,
+            codes_.wide};
   }
   return codes_.wide ? ReadEntries<uint16_t>(feature) : ReadEntries<uint8_t>(feature);
 }
 
 template <class Code>
 Column ColumnReader::ReadEntries(int64_t feature) {
-  if (feature == feature_) return {scratch_.data(), 1};
+  if (feature == feature_) return {scratch_.data(), 1, codes_.wide};
   const SparseColumns& sparse = *codes_.sparse;
   const Code* absent = static_cast<const Code*>(sparse.absent);
   int64_t first = chunk_ * kChunk;
@@ -272,7 +274,7 @@ Column ColumnReader::ReadEntries(int64_t feature) {
     places_ |= static_cast<uint64_t>(place);
     scratch[place & (kChunk - 1)] = codes[e];
   }
-  return {scratch, 1};
+  return {scratch, 1, codes_.wide};
 }
 
 bool SumSparseNodes(const Pool& pool, const Codes& codes, const Rows& rows,
@@ -297,7 +299,7 @@ bool BuildSparseHistogram(const Pool& pool, const Codes& codes, const int32_t* c
   return build(pool, codes, channels, num_channels, node, num_nodes, num_bins, out);
 }
 
-bool FindSparseLeaves(const Pool& pool, const Codes& codes, const TreeNodes& tree,
+bool FindSparseLeaves(const Pool& pool, const Codes& codes, const TreeArrays& tree,
                       int64_t max_depth, const uint8_t* skip, int32_t* leaf) {
   int64_t num_inner = (int64_t{1} << max_depth) - 1;
   auto descend = codes.wide ? DescendChunk<uint16_t> : DescendChunk<uint8_t>;

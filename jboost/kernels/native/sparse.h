@@ -60,7 +60,7 @@ bool BuildSparseHistogram(const Pool& pool, const Codes& codes, const int32_t* c
 
 // Like FindLeaves. The rows of a chunk descend together, so that each node reads its
 // column once.
-bool FindSparseLeaves(const Pool& pool, const Codes& codes, const TreeNodes& tree,
+bool FindSparseLeaves(const Pool& pool, const Codes& codes, const TreeArrays& tree,
                       int64_t max_depth, const uint8_t* skip, int32_t* leaf);
 
 }  // namespace jboost

@@ -34,9 +34,75 @@ void Restrict(const TreeLimits& limits, const TreeState& state, int64_t slot,
   for (int64_t f = 0; f < num_features; ++f) mask[f] &= allowed[f];
 }
 
-// Passes constraints to slots 2r and 2r + 1, the children of source[r].
-void Descend(const TreeLimits& limits, int64_t level, const LevelSplits& splits,
-             const int32_t* source, const TreeState& state) {
+// A node that is split.
+struct Parent {
+  int64_t slot;
+  bool left_smaller;  // the left child has no more rows than the right
+};
+
+// Writes the splits into the tree, decides where missing values go, and gives slots to
+// the children: 2r and 2r + 1 to those of the r-th parent.
+std::vector<Parent> SettleSplits(const TreeLimits& limits, int64_t level,
+                                 const Splits& splits, const Sides* sides,
+                                 const TreeState& state) {
+  const TreeArrays& tree = state.tree;
+  int64_t num_slots = state.histograms.num_slots;
+  std::vector<int32_t> children(num_slots, -1);
+  std::vector<Parent> parents;
+  for (int64_t slot = 0; slot < num_slots; ++slot) {
+    if (!splits.found[slot]) continue;
+    const Sides& own = sides[slot];
+    int32_t position = state.position[slot];
+    int64_t node = (int64_t{1} << level) - 1 + position;
+    tree.feature[node] = splits.feature[slot];
+    tree.threshold[node] = splits.threshold[slot];
+    // If the node has no missing value, these go to the child with more rows.
+    tree.missing_left[node] = own.missing > 0
+                                  ? splits.missing_left[slot]
+                                  : static_cast<uint8_t>(own.left >= own.right);
+    // Categories that no row of the node has go where missing values go.
+    for (int64_t word = 0; word < tree.num_words; ++word) {
+      int64_t at = slot * tree.num_words + word;
+      uint32_t absent = tree.missing_left[node] ? splits.absent_codes[at] : 0u;
+      tree.left_codes[node * tree.num_words + word] = splits.left_codes[at] | absent;
+    }
+    if (level + 1 == limits.max_depth) continue;
+    children[2 * parents.size()] = 2 * position;
+    children[2 * parents.size() + 1] = 2 * position + 1;
+    parents.push_back({slot, own.left <= own.right});
+  }
+  std::copy(children.begin(), children.end(), state.position);
+  return parents;
+}
+
+// Chooses which children are summed, and where the histograms of both go: the larger
+// child takes its parent's place, the smaller one a place that no parent holds. Returns
+// nothing if parents share a place.
+std::vector<NodeSum> PlaceChildren(const std::vector<Parent>& parents,
+                                   const TreeState& state) {
+  int64_t num_slots = state.histograms.num_slots, free_place = 0, child = 0;
+  std::vector<int32_t> old_place(state.place, state.place + num_slots);
+  std::vector<uint8_t> taken(num_slots, 0);
+  std::fill_n(state.place, num_slots, 0);
+  for (const Parent& parent : parents) {
+    if (taken[old_place[parent.slot]]++ != 0) return {};
+  }
+  std::vector<NodeSum> nodes;
+  for (const Parent& parent : parents) {
+    while (taken[free_place]) ++free_place;
+    int32_t place = old_place[parent.slot];
+    int64_t small = child + !parent.left_smaller, large = child + parent.left_smaller;
+    state.place[small] = static_cast<int32_t>(free_place);
+    state.place[large] = place;
+    nodes.push_back({small, free_place++, place});
+    child += 2;
+  }
+  return nodes;
+}
+
+// Passes constraints to the slots of the children.
+void Descend(const TreeLimits& limits, int64_t level, const Splits& splits,
+             const std::vector<Parent>& parents, const TreeState& state) {
   int64_t num_slots = state.histograms.num_slots, num_features = limits.num_features;
   for (int64_t slot = 0; slot < num_slots; ++slot) {
     if (!splits.found[slot]) continue;
@@ -46,7 +112,7 @@ void Descend(const TreeLimits& limits, int64_t level, const LevelSplits& splits,
     int64_t child = 2 * static_cast<int64_t>(splits.position[slot]);
     for (int64_t side = 0; side < 2; ++side) {
       int64_t leaf = (child + side) << (limits.max_depth - 1 - level);
-      std::copy_n(splits.child_bounds.data() + 4 * slot + 2 * side, 2,
+      std::copy_n(splits.child_bounds + 4 * slot + 2 * side, 2,
                   state.leaf_bounds + 2 * leaf);
     }
   }
@@ -54,10 +120,10 @@ void Descend(const TreeLimits& limits, int64_t level, const LevelSplits& splits,
   if (state.used != nullptr) {
     used.assign(state.used, state.used + num_slots * num_features);
   }
-  for (int64_t pair = 0; 2 * pair + 1 < num_slots && source[pair] >= 0; ++pair) {
-    int64_t parent = source[pair];
+  for (size_t pair = 0; pair < parents.size(); ++pair) {
+    int64_t parent = parents[pair].slot;
     if (state.bounds != nullptr) {
-      std::copy_n(splits.child_bounds.data() + 4 * parent, 4, state.bounds + 4 * pair);
+      std::copy_n(splits.child_bounds + 4 * parent, 4, state.bounds + 4 * pair);
     }
     for (int64_t side = 0; side < 2 && state.used != nullptr; ++side) {
       uint8_t* own = state.used + (2 * pair + side) * num_features;
@@ -70,9 +136,9 @@ void Descend(const TreeLimits& limits, int64_t level, const LevelSplits& splits,
 // Finds the better ones of splits by thresholds and by sets of categories.
 void FindMixedSplits(const Pool& pool, const Search& search,
                      const LimitsOfSlots* limited, const CategoryLimits& categories,
-                     const float* squares, LevelSplits* level) {
+                     const float* squares, const Splits& level) {
   int64_t num_slots = search.num_slots();
-  LevelSplits numeric(num_slots, 0);
+  SplitMemory numeric(num_slots, 0);
   std::vector<uint8_t> masks(search.masks,
                              search.masks + num_slots * search.num_features);
   for (int64_t slot = 0; slot < num_slots; ++slot) {
@@ -84,18 +150,13 @@ void FindMixedSplits(const Pool& pool, const Search& search,
   free.masks = masks.data();
   // It is subtracted last: rounding could otherwise make gains equal.
   free.min_gain = 0.0f;
-  FindSplits(pool, free, limited, numeric.output());
-  FindCategorySplits(pool, search, limited, categories,
-                     {numeric.feature.data(), numeric.threshold.data(),
-                      numeric.missing_left.data(), numeric.gain.data()},
-                     squares,
-                     {level->output(), level->left_codes.data(),
-                      level->absent_codes.data(), level->num_words});
+  FindSplits(pool, free, limited, numeric.splits);
+  FindCategorySplits(pool, search, limited, categories, numeric.splits, squares, level);
   for (int64_t slot = 0; slot < num_slots && limited != nullptr; ++slot) {
-    if (level->threshold[slot] >= 0) continue;
+    if (level.threshold[slot] >= 0) continue;
     // Sets of categories have no order to preserve.
     for (int64_t i = 0; i < 4; ++i) {
-      level->child_bounds[4 * slot + i] = limited->bounds[2 * slot + i % 2];
+      level.child_bounds[4 * slot + i] = limited->bounds[2 * slot + i % 2];
     }
   }
 }
@@ -135,31 +196,23 @@ void SearchLimits::RestoreBounds(int64_t num_leaves, float* bounds) const {
   }
 }
 
-LevelSplits::LevelSplits(int64_t num_slots, int64_t num_words)
-    : num_words(num_words),
-      position(num_slots),
-      feature(num_slots),
-      threshold(num_slots),
-      missing_left(num_slots),
-      found(num_slots),
-      gain(num_slots),
-      child_bounds(4 * num_slots),
-      left_codes(num_slots * num_words),
-      absent_codes(num_slots * num_words) {}
-
-SplitOutput LevelSplits::output() {
-  return {feature.data(), threshold.data(), missing_left.data(), gain.data(),
-          found.data()};
-}
-
-Splits LevelSplits::splits() const {
-  Splits splits{feature.data(), threshold.data(), missing_left.data(), found.data()};
-  if (num_words > 0) {
-    splits.left_codes = left_codes.data();
-    splits.absent_codes = absent_codes.data();
-    splits.num_words = num_words;
-  }
-  return splits;
+SplitMemory::SplitMemory(int64_t num_slots, int64_t num_words)
+    : splits{},
+      numbers_(3 * num_slots),
+      flags_(2 * num_slots),
+      floats_(5 * num_slots),
+      sets_(2 * num_slots * num_words) {
+  splits.feature = numbers_.data();
+  splits.threshold = splits.feature + num_slots;
+  splits.position = splits.threshold + num_slots;
+  splits.missing_left = flags_.data();
+  splits.found = splits.missing_left + num_slots;
+  splits.gain = floats_.data();
+  splits.child_bounds = splits.gain + num_slots;
+  if (num_words == 0) return;
+  splits.num_words = num_words;
+  splits.left_codes = sets_.data();
+  splits.absent_codes = splits.left_codes + num_slots * num_words;
 }
 
 GrowingTree::GrowingTree(const TreeLimits& limits, const TreeState& nodes)
@@ -214,56 +267,44 @@ std::vector<uint8_t> MaskFeatures(const TreeLimits& limits, int64_t level,
   return masks;
 }
 
-void KeepBest(const TreeLimits& limits, const TreeState& state, LevelSplits* level) {
+void KeepBest(const TreeLimits& limits, const TreeState& state, const Splits& splits) {
   if (limits.max_leaves == 0) return;
   std::vector<int64_t> order;
   for (int64_t slot = 0; slot < state.histograms.num_slots; ++slot) {
-    if (level->found[slot]) order.push_back(slot);
+    if (splits.found[slot]) order.push_back(slot);
   }
   std::stable_sort(order.begin(), order.end(), [&](int64_t a, int64_t b) {
-    return level->gain[a] > level->gain[b];
+    return splits.gain[a] > splits.gain[b];
   });
   for (size_t rank = 0; rank < order.size(); ++rank) {
-    if (static_cast<int64_t>(rank) >= *state.free) level->found[order[rank]] = 0;
+    if (static_cast<int64_t>(rank) >= *state.free) splits.found[order[rank]] = 0;
   }
 }
 
-LevelSplits FindLevel(const Pool& pool, const TreeLimits& limits, int64_t level,
-                      const float* squares, const TreeState& state) {
+void FindLevel(const Pool& pool, const TreeLimits& limits, int64_t level,
+               const float* squares, const TreeState& state, const Splits& splits) {
   int64_t num_slots = state.histograms.num_slots, num_features = limits.num_features;
-  LevelSplits splits(num_slots, state.tree.num_words);
-  std::copy_n(state.position, num_slots, splits.position.begin());
+  std::copy_n(state.position, num_slots, splits.position);
   std::vector<uint8_t> masks = MaskFeatures(limits, level, state);
   Search search{state.histograms, num_features,  state.place,    state.position,
                 masks.data(),     limits.limits, limits.min_gain};
-  LimitsOfSlots values{limits.l1, state.bounds, limits.monotone,
-                       splits.child_bounds.data()};
+  LimitsOfSlots values{limits.l1, state.bounds, limits.monotone};
   const LimitsOfSlots* limited = limits.bounds == nullptr ? nullptr : &values;
   if (limits.categories == nullptr) {
-    FindSplits(pool, search, limited, splits.output());
+    FindSplits(pool, search, limited, splits);
   } else {
-    FindMixedSplits(pool, search, limited, *limits.categories, squares, &splits);
+    FindMixedSplits(pool, search, limited, *limits.categories, squares, splits);
   }
-  KeepBest(limits, state, &splits);
-  return splits;
+  KeepBest(limits, state, splits);
 }
 
 std::vector<NodeSum> FinishLevel(const TreeLimits& limits, int64_t level,
-                                 const LevelSplits& splits, const Sides* sides,
+                                 const Splits& splits, const Sides* sides,
                                  const TreeState& state) {
-  int64_t num_slots = state.histograms.num_slots;
-  std::vector<int32_t> source(std::max<int64_t>(1, num_slots / 2));
-  std::vector<uint8_t> left_smaller(source.size());
-  SettleSplits(splits.splits(), sides, num_slots, level, limits.max_depth,
-               {state.tree, state.position, source.data(), left_smaller.data()});
-  Descend(limits, level, splits, source.data(), state);
-  std::vector<NodeSum> nodes;
-  if (!MayGrow(limits, state) || level + 1 == limits.max_depth) return nodes;
-  std::vector<int32_t> old_place(state.place, state.place + num_slots);
-  PlaceChildren({source.data(), left_smaller.data(), old_place.data(), state.place,
-                 num_slots, num_slots / 2},
-                &nodes);
-  return nodes;
+  std::vector<Parent> parents = SettleSplits(limits, level, splits, sides, state);
+  Descend(limits, level, splits, parents, state);
+  if (!MayGrow(limits, state) || level + 1 == limits.max_depth) return {};
+  return PlaceChildren(parents, state);
 }
 
 void JoinSums(const Pool& pool, const NodeSum* nodes, int64_t num_nodes,
@@ -283,8 +324,9 @@ bool GrowTree(const Pool& pool, const Codes& codes, const TreeLimits& given,
               const TreeRows& rows, const TreeState& nodes) {
   int64_t num_slots = nodes.histograms.num_slots, num_rows = codes.num_rows;
   float units[2];
-  StartRows(pool, num_rows, rows.gradient, rows.curvature, rows.in_bag, given.seed,
-            rows.uniform, rows.rows, units);
+  int64_t num_in_bag;
+  Rounding rounding = ChooseRounding(pool, rows, units, &num_in_bag);
+  PlaceRows(pool, rows, given.seed, rounding, 0, rows.rows);
   SearchLimits search(given, units);
   const TreeLimits& limits = search.limits;
   GrowingTree growing(limits, nodes);
@@ -298,6 +340,8 @@ bool GrowTree(const Pool& pool, const Codes& codes, const TreeLimits& given,
   std::vector<int32_t> digits(4 * num_slots);
   std::vector<float> squares(num_slots);
   std::vector<Sides> sides(num_slots);
+  SplitMemory memory(num_slots, state.tree.num_words);
+  const Splits& splits = memory.splits;
   if (!Sum(pool, codes, rows, state.histograms, {{0, 0, -1}})) return false;
   for (int64_t level = 0; level < limits.max_depth && state.position[0] >= 0; ++level) {
     if (limits.categories != nullptr) {
@@ -306,9 +350,9 @@ bool GrowTree(const Pool& pool, const Codes& codes, const TreeLimits& given,
         squares[slot] = JoinSquares(digits.data() + 4 * slot, greatest);
       }
     }
-    LevelSplits splits = FindLevel(pool, limits, level, squares.data(), state);
-    if (!RouteRows(pool, codes, splits.splits(), state.position, level,
-                   limits.max_depth, rows.rows, rows.leaf, sides.data())) {
+    FindLevel(pool, limits, level, squares.data(), state, splits);
+    if (!RouteRows(pool, codes, splits, level, limits.max_depth, rows.rows, rows.leaf,
+                   sides.data())) {
       return false;
     }
     std::vector<NodeSum> children =
@@ -318,10 +362,8 @@ bool GrowTree(const Pool& pool, const Codes& codes, const TreeLimits& given,
   }
   search.RestoreBounds(int64_t{1} << limits.max_depth, state.leaf_bounds);
   // The loop has written the leaves of the rows in the bag.
-  TreeNodes tree{state.tree.feature, state.tree.threshold, state.tree.missing_left,
-                 state.tree.left_codes, state.tree.num_words};
   auto find = codes.sparse == nullptr ? FindLeaves : FindSparseLeaves;
-  return find(pool, codes, tree, limits.max_depth, rows.in_bag, rows.leaf);
+  return find(pool, codes, state.tree, limits.max_depth, rows.in_bag, rows.leaf);
 }
 
 }  // namespace jboost

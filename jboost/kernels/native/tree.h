@@ -83,19 +83,19 @@ class GrowingTree {
   std::vector<uint8_t> used_;
 };
 
-// The splits of a level.
-struct LevelSplits {
-  LevelSplits(int64_t num_slots, int64_t num_words);
+// Memory for the splits of a level, filled with zeros.
+class SplitMemory {
+ public:
+  SplitMemory(int64_t num_slots, int64_t num_words);
+  SplitMemory(SplitMemory&&) = default;  // moved vectors keep their memory
 
-  SplitOutput output();
-  Splits splits() const;
+  Splits splits;
 
-  int64_t num_words;
-  std::vector<int32_t> position, feature, threshold;  // [slots]
-  std::vector<uint8_t> missing_left, found;
-  std::vector<float> gain;
-  std::vector<float> child_bounds;                 // [slots, 2, 2]
-  std::vector<uint32_t> left_codes, absent_codes;  // [slots, words]
+ private:
+  std::vector<int32_t> numbers_;
+  std::vector<uint8_t> flags_;
+  std::vector<float> floats_;
+  std::vector<uint32_t> sets_;
 };
 
 // Begins with a tree without a split, and the root in slot 0.
@@ -106,17 +106,17 @@ std::vector<uint8_t> MaskFeatures(const TreeLimits& limits, int64_t level,
                                   const TreeState& state);
 
 // Leaves as many splits as there may be leaves, those of the highest gain.
-void KeepBest(const TreeLimits& limits, const TreeState& state, LevelSplits* splits);
+void KeepBest(const TreeLimits& limits, const TreeState& state, const Splits& splits);
 
 // Finds the splits of a level. `squares` [slots]: sums of the squares of the gradient's
 // integers, where there are categories.
-LevelSplits FindLevel(const Pool& pool, const TreeLimits& limits, int64_t level,
-                      const float* squares, const TreeState& state);
+void FindLevel(const Pool& pool, const TreeLimits& limits, int64_t level,
+               const float* squares, const TreeState& state, const Splits& splits);
 
 // Writes the splits into the tree, and puts their children in the slots. Returns the
 // children whose histograms must be summed before the next level.
 std::vector<NodeSum> FinishLevel(const TreeLimits& limits, int64_t level,
-                                 const LevelSplits& splits, const Sides* sides,
+                                 const Splits& splits, const Sides* sides,
                                  const TreeState& state);
 
 // Puts sums of nodes, [nodes, C, F, B], in their places, and subtracts them from the
@@ -125,11 +125,7 @@ void JoinSums(const Pool& pool, const NodeSum* nodes, int64_t num_nodes,
               const int32_t* sums, int64_t num_features, const Histograms& histograms);
 
 // The rows of a tree that is grown by one call.
-struct TreeRows {
-  const float* gradient;   // [N]
-  const float* curvature;  // [N]
-  const uint8_t* in_bag;   // [N], how many times a row counts
-  bool uniform;            // all rows have the same curvature
+struct TreeRows : Derivatives {
   // Memory that growing the tree overwrites.
   Rows rows;
   SparseRow* sparse_rows;  // of sparse codes
