@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Sums of float32 numbers that do not depend on the order of the terms: each term is
 // rounded to a multiple of a unit, and the multiples are added as integers. See
-// kernels/exact_sums.py for the definition and its reasons. Everything here has internal
-// linkage, and uses no templates of the standard library, because the loops of every
-// instruction set include it.
+// kernels/exact_sums.py for the definition and its reasons. Everything here has
+// internal linkage, and uses no templates of the standard library, because the loops of
+// every instruction set include it.
 #ifndef JBOOST_EXACT_SUM_H_
 #define JBOOST_EXACT_SUM_H_
 
