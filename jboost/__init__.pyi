@@ -118,13 +118,13 @@ from .streams.stream import stream as stream
 from .tables.groups import make_groups as make_groups
 from .tables.groups import random_groups as random_groups
 from .training.fitting import fit as fit
-from .training.history import (
+from .training.record import (
     History as History,
 )
-from .training.history import (
+from .training.record import (
     TrainingError as TrainingError,
 )
-from .training.history import (
+from .training.record import (
     TrainingInterrupted as TrainingInterrupted,
 )
 from .trees.tree import BoostedTrees as BoostedTrees

@@ -15,7 +15,7 @@ from tables import ROWS, SMALL, make_regression, mean_loss, squared_distance
 
 import jboost as jb
 from jboost.entry import programs as executables
-from jboost.selection import host_loop
+from jboost.selection import study
 from jboost.selection.folds import make_folds
 
 X, Y = make_regression()
@@ -336,10 +336,8 @@ def test_numbers_and_folds_do_not_recompile(plain):
 
 
 def test_points_that_sample_rows_run_beside_those_that_do_not(monkeypatch):
-    calls, start = [], host_loop.start_runs
-    monkeypatch.setattr(
-        host_loop, "start_runs", lambda *a: calls.append(a) or start(*a)
-    )
+    calls, run = [], study._run_block
+    monkeypatch.setattr(study, "_run_block", lambda *a: calls.append(a) or run(*a))
     sweep(dict(subsample=[0.5, 1.0]))
     assert len(calls) == 1
 
@@ -357,7 +355,7 @@ def test_codes_are_not_copied_for_each_fold(monkeypatch, plain):
 
         return run
 
-    monkeypatch.setattr("jboost.selection.runs.compiled", keep)
+    monkeypatch.setattr("jboost.selection.study.compiled", keep)
     validate()
     run, arguments = operands["_run_rounds"]
     text = run.lower(*arguments).compile().as_text()

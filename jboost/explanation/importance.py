@@ -31,11 +31,12 @@ from jboost.objective.tracing import trace_loss
 from jboost.tables.domains import check_domain
 from jboost.tables.frames import read_frame
 from jboost.tables.targets import check_targets, check_weights
-from jboost.training.metrics import evaluate_metric, try_metrics
-from jboost.training.scoring import (
+from jboost.training.metrics import (
     bind_metrics,
     check_metrics,
     describe_call,
+    evaluate_metric,
+    try_metrics,
 )
 
 ImportanceKind = Literal["improvement", "gain", "cover", "splits"]

@@ -21,7 +21,7 @@ from jboost.plotting.canvas import (
     tidy,
 )
 from jboost.selection.cross_validation import CrossValidation
-from jboost.training.history import UNNAMED, History
+from jboost.training.record import UNNAMED, History
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -40,7 +40,7 @@ from jboost.refitting.descent import (
 )
 from jboost.refitting.model_rows import ModelRows, count_rounds, find_leaves, read_rows
 from jboost.tables.targets import match_targets
-from jboost.training.chunks import advance, open_bar, pace_rounds
+from jboost.training.chunks import move_bar, open_bar, pace_rounds
 from jboost.training.rows import name_sets
 
 _MOST_EPOCHS = 64  # in one call of the compiled program
@@ -336,7 +336,7 @@ def _run(model, programs, fixed, values, optimizer, limits, progress):
             chunks.append(np.stack(curves)[:, :made])
             train, held = chunks[-1][:, -1]
             shown = {"train": train}
-            advance(bar, made, shown if fixed.held is None else shown | {"held": held})
+            move_bar(bar, made, shown if fixed.held is None else shown | {"held": held})
             if place.over:
                 break
     train, held = np.concatenate(chunks, axis=1)

@@ -22,17 +22,22 @@ from jboost.losses import Adaptive
 from jboost.objective.group_tracing import estimate_in_group, read_inputs
 from jboost.objective.tracing import name_of, needs_groups
 from jboost.selection.folds import check_whole_groups, make_folds
-from jboost.selection.host_loop import run_points
-from jboost.selection.runs import Curve, Point, Study, same_loss
+from jboost.selection.study import Curve, Point, Study, run_points, same_loss
 from jboost.tables.domains import check_domain
 from jboost.tables.frames import RowSource
 from jboost.tables.groups import RowGroups, make_groups, take_first_group
 from jboost.tables.targets import check_targets
-from jboost.training.history import TrainingInterrupted
-from jboost.training.metrics import Compared, describe_gaps, try_metrics
+from jboost.training.metrics import (
+    Compared,
+    bind_metrics,
+    check_metrics,
+    describe_gaps,
+    read_by,
+    try_metrics,
+)
 from jboost.training.preparing import TrainingRows, bin_arrays, make_problem
+from jboost.training.record import TrainingInterrupted
 from jboost.training.request import RawRows, may_pad_rows
-from jboost.training.scoring import bind_metrics, check_metrics, read_by
 from jboost.training.sharded import spans_processes
 
 _TOLERANCE = 1e-4
@@ -221,7 +226,7 @@ def _tell_gaps(study, points, curves):
                 place = f"the held-out rows of fold {fold}{point.name}"
                 compared.append(Compared(place, values, targets, own))
     gaps = describe_gaps(study.by, compared)
-    if all(curve.best < 0 for curve in curves):
+    if all(curve.best_round() < 0 for curve in curves):
         if gaps is None:
             gaps = "the loss of the training rows is not finite after round 0"
         raise RuntimeError(

@@ -24,10 +24,8 @@ from jboost.entry.messages import MOST_LINES, cut, show
 from jboost.kernels.library import takes_implementation
 from jboost.model.ensemble import Ensemble
 from jboost.selection.comparison import SWEPT, Comparison, average, compare, finish
-from jboost.selection.runs import make_record
-from jboost.training.metrics import BY_LOSS, Criterion
+from jboost.training.metrics import BY_LOSS, By, Criterion, Metrics
 from jboost.training.request import RawRows
-from jboost.training.scoring import By, Metrics
 
 
 @dataclass(frozen=True)
@@ -182,24 +180,25 @@ def cross_validate(
         keeps_models=True,
     )  # fmt: skip
     study, [curve], interrupted = compare(request, loss, [{}], read_settings(settings))
+    best = curve.best_round()
     mean, error = average(curve.by_fold(study.by.metric))
     models = None
     if return_models:
-        records = (make_record(study, curve, i) for i in range(len(study.folds.train)))
-        models = [record.model(curve.best + 1) for record in records]
+        folds = range(len(study.folds.train))
+        models = [curve.model(best + 1, fold) for fold in folds]
         models = jax.tree.map(lambda *leaves: np.stack(leaves), *models)
     result = CrossValidation(
-        train_loss=curve.by_fold(column=0),
+        train_loss=curve.by_fold(name="train"),
         validation_loss=curve.by_fold(),
         metrics={name: curve.by_fold(name) for name in study.metrics},
         mean=mean,
         standard_error=error,
-        best_round=curve.best,
+        best_round=best,
         scores=_held_out_scores(study, curve),
         held_out=study.folds.held_out > 0,
         by=study.by,
         models=models,
-        parameters=curve.parameters[curve.best + 1],
+        parameters=curve.parameters[best + 1],
     )
     return finish(result, interrupted, curve.num_rounds)
 
@@ -210,7 +209,7 @@ def _held_out_scores(study, curve):
     total = np.zeros((len(study.rows.offset), masks.shape[1]))
     count = np.zeros(masks.shape[1])
     # Without a round there are no scores.
-    for fold, scores in enumerate(() if curve.scores is None else curve.scores):
+    for fold, scores in enumerate(curve.scores.get(curve.best_round(), ())):
         total[:, masks[fold]] += scores[:, : masks[fold].sum()]
         count += masks[fold]
     mean = np.where(count > 0, total / np.maximum(count, 1), np.nan).astype(np.float32)
@@ -398,18 +397,19 @@ def sweep(
         ]
         return np.stack(padded)
 
-    least = [min(curve.values, default=np.inf) for curve in curves]
+    mean = stack(lambda curve: average(curve.by_fold(study.by.metric))[0])
+    least = study.by.rank(mean).min(axis=1, initial=np.inf)
     result = Sweep(
         points=tuple(listed),
-        train_loss=stack(lambda curve: curve.by_fold(column=0)),
+        train_loss=stack(lambda curve: curve.by_fold(name="train")),
         validation_loss=stack(lambda curve: curve.by_fold()),
         metrics={
             name: stack(lambda curve, name=name: curve.by_fold(name))
             for name in study.metrics
         },
-        mean=stack(lambda curve: average(curve.by_fold(study.by.metric))[0]),
+        mean=mean,
         standard_error=stack(lambda curve: average(curve.by_fold(study.by.metric))[1]),
-        best_rounds=np.array([curve.best for curve in curves]),
+        best_rounds=np.array([curve.best_round() for curve in curves]),
         best=int(np.argmin(least)),
         held_out=study.folds.held_out > 0,
         by=study.by,

@@ -43,8 +43,8 @@ from jboost.tables.offsets import check_offset
 from jboost.tables.sparse import Absent, is_sparse, sort_entries
 from jboost.tables.targets import check_weights
 from jboost.training.fitting import fit
-from jboost.training.history import History, TrainingInterrupted
-from jboost.training.scoring import By, Metrics, bind_metrics, check_metrics, read_by
+from jboost.training.metrics import By, Metrics, bind_metrics, check_metrics, read_by
+from jboost.training.record import History, TrainingInterrupted
 
 
 def read_targets(

@@ -139,7 +139,7 @@ def skip_to(bar: tqdm, first: int) -> None:
     bar.refresh()
 
 
-def advance(bar: tqdm, count: int, values: dict[str, float]) -> None:
+def move_bar(bar: tqdm, count: int, values: dict[str, float]) -> None:
     """Moves the bar by some rounds, and shows the current values."""
     _end_compiling(bar)
     shown = {name: f"{value:.5g}" for name, value in values.items()}
@@ -258,14 +258,14 @@ class ArrayRunner:
 
     def run(self, position: Position, first: int, count: int) -> Chunk:
         """Makes ``count`` rounds, beginning with round ``first``."""
-        last, stored, trees, made = self._make_rounds(position, first, count)
+        last, stored, trees, made = self._queue_rounds(position, first, count)
         while not (made.all_finite[:count].all() and made.kept[:count].all()):
             # A fallback that one round needs will be needed again.
             self._whole = IncludeFallbacks(
                 derive=self._whole.derive or not made.all_finite[:count].all(),
                 finish=self._whole.finish or not made.kept[:count].all(),
             )
-            last, stored, trees, made = self._make_rounds(position, first, count)
+            last, stored, trees, made = self._queue_rounds(position, first, count)
         self._tidy(position.state.steps)
         return Chunk(
             last.state, last.set_steps, trees, made.losses, stored.snapshots,
@@ -276,7 +276,7 @@ class ArrayRunner:
         """Yields the codes of the training rows, part by part."""
         return self.job.rows.read_codes()
 
-    def _make_rounds(self, position, first, count):
+    def _queue_rounds(self, position, first, count):
         """Makes rounds; with few rows, waits only for the last one."""
         state, set_steps = position
         options = choose_stages(self.job.problem, state, self.job.reports, self._whole)

@@ -39,9 +39,10 @@ from jboost.training.checkpoints import (
 )
 from jboost.training.chunks import open_bar
 from jboost.training.continuing import continue_from
-from jboost.training.history import Trained
 from jboost.training.host_loop import FitRun, run_rounds
+from jboost.training.metrics import By, Metrics
 from jboost.training.preparing import Prepared, make_job, prepare_rows
+from jboost.training.record import Trained
 from jboost.training.request import (
     FitRequest,
     Judges,
@@ -52,7 +53,6 @@ from jboost.training.request import (
     read_request,
     refuse_large_run,
 )
-from jboost.training.scoring import By, Metrics
 from jboost.training.sharded import spans_processes
 from jboost.training.starting import start, start_position, start_record
 

@@ -15,6 +15,7 @@ import jax
 import numpy as np
 from tqdm import tqdm
 
+from jboost.boosting.state import BoostState, Problem
 from jboost.entry.context import use_implementation
 from jboost.entry.decorators import fetch, is_out_of_memory
 from jboost.entry.exchanges import (
@@ -36,25 +37,15 @@ from jboost.training.chunks import (
     Job,
     Position,
     Runner,
-    advance,
+    move_bar,
     pace_rounds,
     skip_to,
 )
-from jboost.training.history import (
-    Trained,
-    TrainingError,
-    TrainingInterrupted,
-    explain_divergence,
-)
-from jboost.training.metrics import Compared, describe_gaps, evaluate_metric
-from jboost.training.record import Record
-from jboost.training.scoring import describe_call
-from jboost.training.starting import (
-    count_rounds,
-    describe_idleness,
-    describe_limits,
-    has_split,
-)
+from jboost.training.metrics import Compared, describe_gaps, measure
+from jboost.training.record import Record, Trained, TrainingError, TrainingInterrupted
+from jboost.training.rows import PaddedRows
+from jboost.training.starting import describe_idleness, describe_limits, has_split
+from jboost.trees.tree import LeafSums
 
 _SEEN = ("trees", "losses", "improvement", "parameters")
 
@@ -97,16 +88,14 @@ def run_rounds(run: FitRun) -> Trained:
     try:
         kept = _train_until_over(run)
         _tell_gaps(run, kept)
-        return Trained(
-            run.record.model(kept), run.record.history(run.record.num_rounds, kept)
-        )
+        return Trained(run.record.model(kept), run.record.history(kept))
     except KeyboardInterrupt as interrupt:
         number = run.record.num_rounds
         raise TrainingInterrupted(
             f"training was interrupted in round {number}; {_tell_kept(run)}",
             number,
             model=run.record.model(number),
-            history=run.record.history(number),
+            history=run.record.history(),
         ).with_traceback(interrupt.__traceback__) from None
 
 
@@ -133,7 +122,7 @@ def _train_until_over(run):
         message = f"{reason}: {error}; {_tell_kept(run)}"
         raise TrainingError(message, run.record, number) from error
     number = run.record.num_rounds
-    return run.record.best_round(number) + 1 if run.patience else number
+    return run.record.best_round() + 1 if run.patience else number
 
 
 def _tell_gaps(run, kept):
@@ -148,7 +137,7 @@ def _tell_gaps(run, kept):
         return
     name = record.set_names[0]
     rows = run.job.real.get(name, (None, None))
-    compared = Compared(f"set {show(name)}", record.compared(number), *rows)
+    compared = Compared(f"set {show(name)}", record.compared(), *rows)
     gaps = describe_gaps(record.by, [compared])
     if gaps is None:
         return
@@ -165,7 +154,7 @@ def _tell_gaps(run, kept):
 def _make_rounds(run: FitRun) -> None:
     """Makes rounds, and records them."""
     record, position, num_rounds = run.record, run.position, len(run.job.rates)
-    stopped, over, split = False, _is_over(record, run.patience), record.restored > 0
+    stopped, over, split = False, record.is_over(run.patience), record.restored > 0
     sums = record.no_trees.sums
     calls = pace_rounds(
         num_rounds,
@@ -182,8 +171,8 @@ def _make_rounds(run: FitRun) -> None:
         split, sums = split or bool(has_split(made)), made.sums
         for entry in range(count):
             values = _record_round(run, chunk, entry)
-            advance(run.bar, 1, values)
-            stopped, over = _notify(run), _is_over(record, run.patience)
+            move_bar(run.bar, 1, values)
+            stopped, over = _notify(run), record.is_over(run.patience)
             if stopped or over:
                 break
         meet()  # something may have failed on one process
@@ -202,16 +191,27 @@ def _make_rounds(run: FitRun) -> None:
                 number,
             )
     if record.num_rounds > 0 and not split:
-        _tell_limits(run, position.state, sums)
+        last = jax.tree.map(lambda array: np.asarray(array[-1]), sums)
+        problem, rows = run.job.problem, run.job.rows
+        reason = describe_no_split(record, problem, rows, position.state, last)
+        if reason is not None:
+            warn_user(reason)
 
 
-def _tell_limits(run, state, sums):
-    """Warns that no tree of the run has a split, and explains why."""
-    job, record = run.job, run.record
-    last = jax.tree.map(lambda array: np.asarray(array[-1]), sums)
-    reason = describe_limits(job.problem, job.rows, state, record.bins, last)
-    if reason is not None:
-        warn_user(f"no tree {count_rounds(record.num_rounds)} has a split: {reason}")
+def describe_no_split(
+    record: Record,
+    problem: Problem,
+    rows: PaddedRows,
+    state: BoostState,
+    sums: LeafSums | None = None,
+    place: str = "",
+) -> str | None:
+    """Explains why no tree of a run has a split; see :func:`describe_limits`."""
+    reason = describe_limits(problem, rows, state, record.bins, sums)
+    if reason is None:
+        return None
+    rounds = f"{record.num_rounds} round{'' if record.num_rounds == 1 else 's'}"
+    return f"no tree of {rounds} has a split{place}: {reason}"
 
 
 def _tell_kept(run):
@@ -248,33 +248,30 @@ def _make_chunk(run: FitRun, position: Position, first: int, count: int) -> Chun
     chunk = chunk._replace(**seen, snapshots=tuple(snapshots))
     _, num_rows = run.job.rows.division
     warn_of_lost_rows(before, np.asarray(chunk.state.lost), num_rows)
-    if run.record.num_rounds == run.record.restored:
-        _check_first(run.job, chunk, run.record)
+    idle = not np.any(chunk.trees.leaf_value[0]) and run.job.rates[first] != 0
+    if idle and first == run.record.restored:
+        check_first(run.record, run.job.problem, run.job.rows, chunk.state)
     return chunk
 
 
-def _check_first(job, chunk, record):
+def check_first(
+    record: Record,
+    problem: Problem,
+    rows: PaddedRows,
+    state: BoostState,
+    place: str = "",
+    *fold: int,
+) -> None:
     """Raises if the first round added nothing because of the gradients of the loss.
 
-    The scores are then still those of the start. They are taken from the chunk, because
-    runs on blocks overwrite the state that a round began with.
+    The scores are then still those of the start. They are taken from the state after
+    the round, because runs on blocks overwrite the one before it.
     """
-    number = record.num_rounds
-    if np.any(chunk.trees.leaf_value[0]) or job.rates[number] == 0:
-        return
-    reason = describe_idleness(job.problem, job.rows, chunk.state)
+    reason = describe_idleness(problem, rows, state)
     if reason is not None:
-        raise TrainingError(
-            f"training learned nothing in round {number}: {reason}", record, number
-        )
-
-
-def _is_over(record, patience):
-    """Returns whether early stopping ends the run."""
-    number = record.num_rounds
-    if not patience or number == 0:
-        return False
-    return number - 1 - record.best_round(number) >= patience
+        number = record.num_rounds
+        message = f"training learned nothing in round {number}{place}: {reason}"
+        raise TrainingError(message, record, number, *fold)
 
 
 def _keep(checkpoint, record, position, over, final):
@@ -300,29 +297,17 @@ def _keep(checkpoint, record, position, over, final):
 
 def _record_round(run, chunk, entry):
     """Appends one round to the record; returns the losses to show."""
-    job, record = run.job, run.record
-    number = record.num_rounds
-    train_loss, *set_losses = np.asarray(chunk.losses[entry]).tolist()
-    if not np.isfinite(train_loss):
-        raise TrainingError(
-            f"the loss of the training rows became {train_loss} in round {number}; "
-            f"{explain_divergence(record.train_loss, train_loss)}; the error's .model "
-            "and .history hold the rounds before",
-            record,
-            number,
-        )
-    values = _measure(job, chunk, entry, record)
+    losses = np.asarray(chunk.losses[entry])
+    run.record.check_losses(losses)
     improvement = chunk.improvement
-    here = slice(entry, entry + 1)
-    record.add(
-        jax.tree.map(lambda array: np.asarray(array[here]), chunk.trees),
-        [train_loss],
-        [set_losses],
-        [[list(values[name].values()) for name in record.measured]],
-        None if improvement is None else improvement[here],
-        [jax.tree.map(lambda array: np.asarray(array[entry]), chunk.parameters)],
+    run.record.add(
+        jax.tree.map(lambda array: np.asarray(array[entry]), chunk.trees),
+        losses,
+        _measure(run.job, chunk, entry, run.record),
+        None if improvement is None else improvement[entry],
+        jax.tree.map(lambda array: np.asarray(array[entry]), chunk.parameters),
     )
-    return {"train": train_loss, **dict(zip(job.sets, set_losses, strict=True))}
+    return dict(zip(("train", *run.job.sets), losses.tolist(), strict=True))
 
 
 def _notify(run):
@@ -331,7 +316,7 @@ def _notify(run):
         return False
     record = run.record
     done = record.num_rounds
-    number, history, model = done - 1, record.history(done), record.model(done)
+    number, history, model = done - 1, record.history(), record.model(done)
     stops, failures = [], []
     try:
         # A callback may run programs on another platform than training does.
@@ -354,28 +339,19 @@ def _notify(run):
 
 
 def _measure(job, chunk, entry, record):
-    """Returns {set: {metric: value}} of one round, on the rows without padding."""
-    # All processes use the rows of all, so that they stop after the same round.
-    values: dict[str, dict[str, float]] = {}
-    sets = zip(
-        job.real.items(), (job.rows, *job.sets.values()), chunk.snapshots, strict=True
-    )
-    for (name, real), rows, scores in sets if job.metrics else ():
-        score = scores[entry]
-        score = gather_tables(score[0] if score.shape[0] == 1 else score.T)
-        arguments = (score, *real)
-        groups = rows.data.groups
-        values[name] = {}
-        for metric, function in job.metrics.items():
-            try:
-                values[name][metric] = evaluate_metric(function, arguments, groups)
-            except Exception as error:
-                number = record.num_rounds
-                raise TrainingError(
-                    f"metrics[{show(metric)}] failed in round {number} on set "
-                    f"{show(name)}: "
-                    f"{error!r}; it is called as {describe_call(function)}",
-                    record,
-                    number,
-                ) from error
-    return values
+    """Returns the metrics of one round on all sets, on the rows without padding."""
+
+    def read_sets():
+        every = (job.rows, *job.sets.values())
+        for pair, rows, scores in zip(
+            job.real.items(), every, chunk.snapshots, strict=True
+        ):
+            # All processes use the rows of all, so that they stop after the same round.
+            score = scores[entry]
+            score = gather_tables(score[0] if score.shape[0] == 1 else score.T)
+            arguments = (score, *pair[1])
+            yield f"set {show(pair[0])}", arguments, arguments, rows.data.groups
+
+    number = record.num_rounds
+    fail = lambda message: TrainingError(message, record, number)  # noqa: E731
+    return measure(job.metrics, read_sets(), number, fail)

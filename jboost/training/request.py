@@ -27,9 +27,8 @@ from jboost.objective.group_tracing import read_inputs
 from jboost.tables.frames import RowSource
 from jboost.tables.groups import RowGroups
 from jboost.training.continuing import check_start, match_columns
-from jboost.training.metrics import Criterion
+from jboost.training.metrics import Criterion, bind_metrics, check_metrics, read_by
 from jboost.training.rows import name_sets
-from jboost.training.scoring import bind_metrics, check_metrics, read_by
 from jboost.training.sharded import check_devices
 
 

@@ -36,7 +36,7 @@ from jboost.tables.groups import RowGroups
 from jboost.tables.offsets import read_offset
 from jboost.tables.sparse import SparseMatrix, check_gaps
 from jboost.tables.targets import check_targets, check_weights, match_targets
-from jboost.training.history import UNNAMED
+from jboost.training.record import UNNAMED
 from jboost.training.sharded import RowLayout, padded_rows, spread_rows
 
 _FEW_ROWS = 8192  # compiling takes longer than training on this number of rows

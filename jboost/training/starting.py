@@ -43,8 +43,7 @@ from jboost.objective.faults import (
     find_never_finite,
 )
 from jboost.training.chunks import Job, Position, choose_effort, no_trees
-from jboost.training.history import UNNAMED
-from jboost.training.record import Record
+from jboost.training.record import UNNAMED, Record
 from jboost.training.rows import PaddedRows
 from jboost.training.sharded import compile_for_rows, compile_start
 from jboost.trees.initial import START_RULES, MedianStart
@@ -245,11 +244,6 @@ def has_split(trees: Tree) -> Bool[ArrayLike, ""]:
     return ((trees.sums.weight > 0).sum(axis=-1) > 1).any()
 
 
-def count_rounds(number: int) -> str:
-    """Returns "of 5 rounds" for a message."""
-    return f"of {number} round{'' if number == 1 else 's'}"
-
-
 def describe_limits(
     problem: Problem,
     rows: PaddedRows,
@@ -371,7 +365,7 @@ def start(
 
     Returns:
       The state, and the rule that gave the initial score; see
-      :class:`jboost.training.history.History`.
+      :class:`jboost.training.record.History`.
     """
     words = np.array([0, seed], np.uint32)  # as seed_from_key(jax.random.key(seed))
     begin = StartPoint(init_score, words)
