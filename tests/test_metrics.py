@@ -16,9 +16,13 @@ from sklearn.base import clone
 import jboost as jb
 from jboost.metrics import METRICS
 from jboost.sklearn import JBoostClassifier, JBoostRegressor
-from jboost.training.metrics import Criterion, evaluate_metric
+from jboost.training.metrics import (
+    Criterion,
+    bind_metrics,
+    check_metrics,
+    evaluate_metric,
+)
 from jboost.training.record import Record
-from jboost.training.metrics import bind_metrics, check_metrics
 
 N = 60
 RANDOM = np.random.default_rng(0)

@@ -105,19 +105,19 @@ def _check_known(model, frame, weights):
             )
 
 
-def count_rounds(model: Ensemble, rows: PaddedRows) -> int:
+def rounds_at_once(rows: ModelRows) -> int:
     """Returns the number of rounds per computation of leaf indices."""
-    return max(1, min(_MOST_ROUNDS, _MOST_LEAVES // max(1, rows.offset.size)))
+    return max(1, min(_MOST_ROUNDS, _MOST_LEAVES // max(1, rows.rows.offset.size)))
 
 
 def find_leaves(
-    model: Ensemble, rows: ModelRows, step: int
+    model: Ensemble, rows: ModelRows
 ) -> Iterator[Int32[np.ndarray, "R S N"]]:
-    """Yields the leaf of each row in each tree, for ``step`` rounds at a time.
+    """Yields the leaf of each row in each tree, for some rounds at a time.
 
     Padding has the leaves of row 0.
     """
-    total = rows.rows.offset.shape[1]
+    total, step = rows.rows.offset.shape[1], rounds_at_once(rows)
     for first in range(0, model.num_rounds, step):
         part = map_rounds(lambda array, f=first: array[f : f + step], model)
         found = np.asarray(leaf_indices(part, rows.x))

@@ -47,7 +47,12 @@ from jboost.model.ensemble import Ensemble, check_model
 from jboost.objective.curvature import Curvature
 from jboost.objective.faults import warn_of_lost_rows
 from jboost.objective.tracing import trace_loss
-from jboost.refitting.model_rows import ModelRows, count_rounds, find_leaves, read_rows
+from jboost.refitting.model_rows import (
+    ModelRows,
+    find_leaves,
+    read_rows,
+    rounds_at_once,
+)
 from jboost.training.chunks import Job, open_bar
 from jboost.training.rows import PaddedRows
 from jboost.training.starting import start
@@ -181,14 +186,14 @@ def _make_problem(settings: Settings, loss: Any, rows: PaddedRows) -> Problem:
 
 def _refit_rounds(model, rows: ModelRows, job, state, decay, progress):
     """Returns the model with the leaf values of all its rounds."""
-    step = count_rounds(model, rows.rows)
+    step = rounds_at_once(rows)
     run = compiled(_refit_chunk, job.problem.static, effort=FULL)
     old: Any = np.asarray(model.leaf_value)
     none, no_l2 = old[:0], old[:0, :, 0]
     parts = [Refitted(none, LeafSums(none, none, none, no_l2))]  # no rounds
     first, before = 0, np.asarray(state.lost)
     with open_bar(model.num_rounds, progress) as bar:
-        for leaves in find_leaves(model, rows, step):
+        for leaves in find_leaves(model, rows):
             count = len(leaves)
             chunk = [_fill(a, step) for a in (job.rates[first:], leaves, old[first:])]
             state, found = run(

@@ -248,8 +248,8 @@ def _make_chunk(run: FitRun, position: Position, first: int, count: int) -> Chun
     chunk = chunk._replace(**seen, snapshots=tuple(snapshots))
     _, num_rows = run.job.rows.division
     warn_of_lost_rows(before, np.asarray(chunk.state.lost), num_rows)
-    idle = not np.any(chunk.trees.leaf_value[0]) and run.job.rates[first] != 0
-    if idle and first == run.record.restored:
+    moved = np.any(chunk.trees.leaf_value[0]) or run.job.rates[first] == 0
+    if first == run.record.restored and not moved:
         check_first(run.record, run.job.problem, run.job.rows, chunk.state)
     return chunk
 
@@ -343,14 +343,12 @@ def _measure(job, chunk, entry, record):
 
     def read_sets():
         every = (job.rows, *job.sets.values())
-        for pair, rows, scores in zip(
-            job.real.items(), every, chunk.snapshots, strict=True
-        ):
+        for name, rows, scores in zip(job.real, every, chunk.snapshots, strict=True):
             # All processes use the rows of all, so that they stop after the same round.
             score = scores[entry]
             score = gather_tables(score[0] if score.shape[0] == 1 else score.T)
-            arguments = (score, *pair[1])
-            yield f"set {show(pair[0])}", arguments, arguments, rows.data.groups
+            arguments = (score, *job.real[name])
+            yield f"set {show(name)}", arguments, arguments, rows.data.groups
 
     number = record.num_rounds
     fail = lambda message: TrainingError(message, record, number)  # noqa: E731

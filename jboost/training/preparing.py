@@ -47,7 +47,7 @@ from jboost.training.metrics import try_metrics
 from jboost.training.request import FitRequest, RawRows
 from jboost.training.rows import (
     PaddedRows,
-    make_rows,
+    bin_rows,
     make_sets,
     padded_columns,
 )
@@ -185,7 +185,7 @@ def bin_arrays(
     if pad_columns and not isinstance(matrix, SparseMatrix):
         columns = _count_columns(settings, bins, matrix.shape)
     groups, factors = read_groups(given.groups, loss, weights, matrix.shape[0])
-    rows = make_rows(
+    rows = bin_rows(
         bins, matrix, given.y, factors, given.offset, settings.num_scores, padded, "",
         num_columns=columns, mesh=mesh, groups=groups,
     )  # fmt: skip

@@ -147,7 +147,7 @@ def padded_columns(num_rows: int, num_columns: int) -> int:
     return max(8, 1 << (num_columns - 1).bit_length())
 
 
-def make_rows(
+def bin_rows(
     bins: Bins,
     matrix: Any,
     y: Any,
@@ -209,7 +209,7 @@ def put_rows(
     prefix: str,
     spread: RowLayout | None = None,
 ) -> PaddedRows:
-    """Makes the rows of :func:`make_rows`, but without codes and columns."""
+    """Makes the rows of :func:`bin_rows`, but without codes and columns."""
     targets = check_targets(y, size, weights, f"{prefix}y", warn=True)
     weights = np.ones(size, np.float32) if weights is None else weights
     scores = np.zeros((size, num_scores), np.float32)
@@ -308,7 +308,7 @@ def make_sets(
             raise ValueError(
                 f"{label} x must have a row on some process, got none on any"
             )
-        sets[name] = make_rows(
+        sets[name] = bin_rows(
             bins, matrix, y, weights, offset, num_scores, padded, f"{label} ",
             num_columns=num_columns,
             mesh=None if training.spread is None else training.spread.mesh,
