@@ -439,6 +439,12 @@ def test_errors_of_grids_streams_and_traced_rows():
         jax.jit(lambda x: validate(x=x))(X)
 
 
+def test_a_sweep_of_points_that_diverge_at_once_says_so():
+    points = dict(learning_rate=[1e5, 1e6])
+    with pytest.raises(RuntimeError, match="training rows is not finite after round 0"):
+        sweep(points, lambda score, target: jnp.exp(jnp.abs(score - target)))
+
+
 def test_a_failing_metric_is_named():
     with pytest.raises(RuntimeError, match=r"metrics\['bad'\] failed in round 0 .* 0"):
         validate(metrics=dict(bad=lambda scores, targets, weights: 1 / 0))

@@ -184,8 +184,7 @@ def cross_validate(
     mean, error = average(curve.by_fold(study.by.metric))
     models = None
     if return_models:
-        folds = range(len(study.folds.train))
-        models = [curve.model(best + 1, fold) for fold in folds]
+        models = [curve.model(best + 1, fold) for fold in range(*curve.folds)]
         models = jax.tree.map(lambda *leaves: np.stack(leaves), *models)
     result = CrossValidation(
         train_loss=curve.by_fold(name="train"),
@@ -390,12 +389,10 @@ def sweep(
 
     def stack(pick):
         arrays = [pick(curve) for curve in curves]
-        rest = [[(0, 0)] * (a.ndim - 1) + [(0, most - a.shape[-1])] for a in arrays]
-        padded = [
-            np.pad(array, widths, constant_values=np.nan)
-            for array, widths in zip(arrays, rest, strict=True)
-        ]
-        return np.stack(padded)
+        padded = np.full((len(arrays), *arrays[0].shape[:-1], most), np.nan)
+        for row, array in zip(padded, arrays, strict=True):
+            row[..., : array.shape[-1]] = array
+        return padded
 
     mean = stack(lambda curve: average(curve.by_fold(study.by.metric))[0])
     least = study.by.rank(mean).min(axis=1, initial=np.inf)

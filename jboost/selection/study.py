@@ -389,7 +389,9 @@ def run_points(
     groups: dict[Any, list[int]] = {}
     for index, point in enumerate(points):
         groups.setdefault(_program_of(point), []).append(index)
-    most = _points_at_once(study)
+    # A run holds its state twice, before and after a round.
+    each = 16 * study.rows.offset.size * len(study.folds.train)
+    most = max(1, _MOST_BYTES // each)
     blocks = [
         indices[first : first + most]
         for indices in groups.values()
@@ -436,16 +438,6 @@ def _program_of(point):
     # max_nodes is an upper bound, so that the largest of all points suits each.
     method = replace(problem.method, max_nodes=0)
     return problem.loss, method, structure, shapes
-
-
-def _points_at_once(study):
-    """Returns the number of points that fit into memory side by side.
-
-    A run holds its state twice, before and after a round.
-    """
-    num_scores, num_rows = study.rows.offset.shape
-    each = 16 * num_scores * num_rows * len(study.folds.train)
-    return max(1, _MOST_BYTES // each)
 
 
 def _run_block(
@@ -506,10 +498,9 @@ def _split_constants(constants):
 
     Both have None where the other has the value.
     """
-    first, *others = constants
     common = tuple(
-        value if all(same_bits(other[index], value) for other in others) else None
-        for index, value in enumerate(first)
+        first if all(same_bits(each, first) for each in others) else None
+        for first, *others in zip(*constants, strict=True)
     )
     own = [
         tuple(
@@ -553,9 +544,12 @@ def _check_start(study, points, state, doubt):
         if doubt.endless[number]:
             refuse_unbounded()
         if doubt.found[number]:
-            own = _take_state(state, number)
+            own, every = _take_state(state, number), np.arange(study.rows.size)
             first, value = int(doubt.row[number]), float(doubt.value[number])
-            _refuse(point.problem, study.rows, own, first, value)
+            if point.problem.loss.coupled:
+                group = f"the group of row {first}"
+                refuse_group("the data", study.rows, every, value, group)
+            refuse_rows("the data", point.problem, study.rows, every >= first, own)
     check_slopes(points[0].problem, study.rows, _take_state(state, 0))
 
 
@@ -566,14 +560,6 @@ def _take_state(states, number):
 
 def _index(states, number):
     return jax.tree.map(lambda array: array[number], states)
-
-
-def _refuse(problem, rows, state, first, value):
-    """Raises for rows with a loss that is not finite; ``first`` is the first one."""
-    every = np.arange(rows.size)
-    if problem.loss.coupled:
-        refuse_group("the data", rows, every, value, f"the group of row {first}")
-    refuse_rows("the data", problem, rows, every >= first, state)
 
 
 def _take_run(study, points, shared, runs, state, number):

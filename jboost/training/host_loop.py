@@ -48,8 +48,6 @@ from jboost.training.starting import describe_idleness, describe_limits, has_spl
 from jboost.trees.tree import LeafSums
 
 _SEEN = ("trees", "losses", "improvement", "parameters")
-
-
 _FAILED = 2  # answer of a callback that raised; 0: go on, 1: stop
 
 
