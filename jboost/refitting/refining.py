@@ -9,7 +9,7 @@ linear in the values: F_k(i) = offset_k(i) + init_k + sum_r v[r, k, leaf(r, k, i
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
