@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Replaces "auto" settings by the choices for a loss and its data.
 
-In: a traced loss, and later whether it resembles |r| in most rows. Out: the choices
-that replace "auto". No other module makes them: a round of boosting,
-``history.choices`` and :func:`jboost.inspect_loss` all call the functions below.
+No other module makes these choices: a round of boosting, ``history.choices`` and
+:func:`jboost.inspect_loss` all call the functions below.
 
 1. :func:`decide_by_loss`: choices that follow from the loss alone, before training.
 2. :func:`decide_by_data`: choices that depend on the targets and the initial score. It
@@ -41,19 +40,15 @@ _NOT_BY = {"joint": _BY_SCORE, "hessian": ("natural", "standardized")}
 
 
 class LossChoices(NamedTuple):
-    """Choices that follow from the loss alone.
+    """Choices that follow from the loss alone; none is "auto".
 
     Attributes:
-      curvature: the curvature policy of the splits.
-      leaf_solver: the solver of the leaf values, never "auto".
-      leaf_curvature: the curvature policy of the leaf values.
-      l2: the l2 penalty, never "auto".
+      curvature: the policy of the splits; ``leaf_curvature`` is that of the leaves.
       min_child_samples: the minimum number of rows of a child; 0: the data decide.
       constant_curvature: whether all rows have the same curvature, so that a count of
         rows replaces its sum.
       order_statistics: whether leaf values are medians or quantiles. l1 does not shrink
         them; l2 does only as the weight of a pseudo-row at zero.
-      share_structure: whether one tree serves all scores of a round.
     """
 
     curvature: Chosen
@@ -158,7 +153,6 @@ def decide_sharing(settings: Settings, loss: TracedLoss | GroupLoss) -> bool:
 
 
 def _decide_for_groups(curvature, leaf_solver, l2, min_child_samples, regularization):
-    """Computes :func:`decide_by_loss` for a loss of groups."""
     allowed = {
         "curvature": (curvature, ("auto", "probe", "unit")),
         "leaf_solver": (leaf_solver, ("auto", "joint", "newton")),
@@ -184,7 +178,6 @@ def _decide_for_groups(curvature, leaf_solver, l2, min_child_samples, regulariza
 
 
 def _leaf_curvature(curvature: Chosen, leaf_solver: LeafSolver) -> Chosen:
-    """Returns the curvature policy of the leaf values."""
     if leaf_solver == "hessian":
         return "exact"
     # Unit curvature says nothing about the scale of the scores, and the steps of these
@@ -207,7 +200,6 @@ class DataChoices(NamedTuple):
     """Choices that depend on the data.
 
     Attributes:
-      min_child_samples: the minimum number of rows of a child.
       exact_leaves: whether "guarded" accepts no Newton step and fits every leaf
         exactly.
     """
@@ -224,11 +216,8 @@ def decide_by_data(
 ) -> DataChoices:
     """Makes the choices that the loss alone does not determine.
 
-    Args:
-      pointed: the result of :func:`jboost.objective.curvature.is_pointed`; traced or
-        concrete.
-      least_rows: the result of :func:`count_least_rows`; traced or concrete.
-      leaf_solver, min_child_samples: results of :func:`decide_by_loss`.
+    ``pointed`` is the result of :func:`jboost.objective.curvature.is_pointed`, and
+    ``least_rows`` that of :func:`count_least_rows`, both traced or concrete.
     """
     numpy: Any = jnp if isinstance(pointed, jax.Array) else np
     return DataChoices(

@@ -77,11 +77,7 @@ class RowDerivatives(NamedTuple):
 
 
 class RawDerivatives(NamedTuple):
-    """Gradient and positive curvature of every row by one policy.
-
-    Attributes:
-      factor, known: the fields of :class:`RowDerivatives`.
-    """
+    """Gradient and positive curvature by one policy; see :class:`RowDerivatives`."""
 
     gradient: Float[Array, "K N"]
     curvature: Float[Array, "K N"]
@@ -267,9 +263,6 @@ def scale_derivatives(
     except for unit curvature, which is independent of the scale of the loss: each pair
     is then divided by its own mean.
 
-    Args:
-      first: sums over the shards, if rows are sharded and there is one policy.
-
     Returns:
       Both pairs, and ``first`` with ``holds`` updated.
     """
@@ -422,15 +415,7 @@ class Projection(NamedTuple):
 
 
 def _draw_projection(seed, shape, fitted, weights, competing):
-    """Draws the direction of a round; returns the derivatives along it.
-
-    Args:
-      shape: derivatives of the K scores for the splits.
-      fitted: derivatives of the K scores for the leaf values.
-      weights: row weights; 0 for rows that the tree does not learn from.
-      competing: whether some scores compete; see
-        :class:`jboost.objective.evaluation.Coupling`.
-    """
+    """Draws the direction of a round; returns the derivatives along it."""
     shape, fitted, weights = jax.lax.stop_gradient((shape, fitted, weights))
     direction = _draw_direction(seed, fitted, weights, competing)
     size, magnitude = jnp.square(direction), jnp.abs(direction)
@@ -564,8 +549,6 @@ class RoundPlan(NamedTuple):
     """Inputs of the trees of a round, score by score.
 
     Attributes:
-      k: the indices 0 .. K - 1 of the scores.
-      seeds: one random seed for each tree.
       shape: derivatives for the splits.
       fitted: derivatives for the leaf values.
       in_bag: mask of the rows that the trees learn from; None in programs that use all.
@@ -605,9 +588,6 @@ class RoundPlan(NamedTuple):
         """Returns the weights of the rows that the trees learn from, 0 for others.
 
         Rows of weight 0 have a derivative in their weight, unless rows are sampled.
-
-        Args:
-          known: mask of known targets, from the derivatives for the leaf values.
         """
         weights = data.weights
         if self.in_bag is not None:
@@ -632,12 +612,7 @@ def start_round(
     state: BoostState,
     raw: tuple[RawDerivatives, ...],
 ) -> RoundPlan:
-    """Draws the rows and the seeds of a round, and scales the derivatives.
-
-    Args:
-      scaling: the result of :func:`jboost.boosting.derivatives.choose_scaling`.
-      raw: derivatives from :func:`jboost.boosting.derivatives.differentiate`.
-    """
+    """Draws the rows and the seeds of a round, and scales the derivatives."""
     numbers, num_scores = problem.arrays.numbers, state.steps.shape[0]
     seeds = round_seeds(state)
     limits, share = numbers.limits, numbers.subsample

@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The sums over all shards that a round begins with, made by one collective.
 
-In: derivatives of the rows of a shard, before they are scaled. Out: the mean curvature
-that scales them; the scales that turn scaled derivatives into integers; the greatest
-terms of the leaves' sums. Each of these would take an exchange or two of its own. Here
-they follow from sums of unscaled derivatives. In the rare cases where those sums do not
-determine every bit, exchanges are made as if there were no such sums. If all rows are
-on one device, there is nothing to save.
+The mean curvature that scales derivatives, the scales that turn scaled derivatives into
+integers, and the greatest terms of the leaves' sums would take an exchange or two each.
+Here they follow from sums of unscaled derivatives. In the rare cases where those sums
+do not determine every bit, exchanges are made as if there were no such sums. If all
+rows are on one device, there is nothing to save.
 """
 
 from collections.abc import Callable
@@ -35,7 +34,6 @@ class ShardStatistics(NamedTuple):
       least: the least curvature of the rows that count.
       magnitudes: sums of the magnitudes of gradient and curvature over the bag.
       greatest: their greatest terms, and the greatest factor that is no whole weight.
-      num_in_bag: the number of rows in the bag.
       holds: whether the curvature is still the one that was summed.
     """
 
@@ -74,16 +72,7 @@ def sum_first(
     raised: bool,
     sizes: SumGuesses | None,
 ) -> tuple[ShardStatistics | None, SumGuesses | None]:
-    """Computes the sums of a round; None if all rows are on one device.
-
-    Args:
-      raised: whether the curvature will be raised to a least value.
-      sizes: the greatest terms in the round before; they are guesses for
-        :func:`jboost.numerics.exact.sum_guessed`.
-
-    Returns:
-      The sums, and the sizes for the next round.
-    """
+    """Computes the sums of a round, and the next sizes; None on one device."""
     if current_shards() is None:
         return None, sizes
     assert sizes is not None
@@ -128,10 +117,6 @@ def measure_first(
 
     Scales are powers of two above sums of scaled derivatives. Up to rounding, those
     sums are the first sums divided by the mean.
-
-    Args:
-      first: the first sums of one score.
-      mean: the divisor of its derivatives.
     """
     if first is None:
         return None

@@ -79,11 +79,6 @@ def read_groups(
 
     Returns:
       The groups, without padding, and the weights that derivatives are multiplied by.
-
-    Raises:
-      TypeError, ValueError: there is not one id for each row, the loss is not one of
-        groups, weights differ within a group and the loss does not take them, or groups
-        need padding and the loss does not take ``where``.
     """
     if groups is None:
         if needs_groups(loss):
@@ -150,11 +145,7 @@ def place_groups(groups: RowGroups | None, total: int) -> RowGroups | None:
 
 
 def match_groups(groups: Any, training: RowGroups | None, label: str) -> Any:
-    """Returns the groups of a validation set: those given, or the kind of training.
-
-    Raises:
-      ValueError: only one of the two sets has groups.
-    """
+    """Returns the groups of a validation set: those given, or the kind of training."""
     if training is None:
         if groups is not None:
             raise ValueError(f"{label} must not have groups, because fit is given none")
@@ -301,8 +292,6 @@ def solve_group_leaves(
 
     Args:
       objective: the objective, with weight 0 for rows outside the bag.
-      leaf: the leaf of every row.
-      sums: the :class:`jboost.trees.tree.LeafSums` of the tree.
     """
     gradient, curvature = sums.gradient, sums.curvature
     if l1 is not None:

@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reports how training treats a loss, and the choices of "auto" for it.
-
-In: a loss and one target. Out: a LossReport: the loss, its derivatives and the
-curvature used, along the score; where these are zero, negative or not finite.
-"""
+"""Reports how training treats a loss, and the choices of "auto" for it."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The boosting loop as pure functions of arrays: init, boost_step, boost.
 
-In: codes, targets, a loss, a key. Out: trees on codes and the scores of the rows.
 Before them: refusals of targets, reading of arguments, all rounds as one program.
 """
 
@@ -85,12 +84,6 @@ def refuse_gaps(loss: Any, constants: tuple[Any, ...], data: Data) -> None:
     """Refuses targets that are not finite if the loss is finite at no score tried.
 
     Traced values are not checked, nor are rows of weight 0.
-
-    Args:
-      loss, constants: traced.
-
-    Raises:
-      ValueError: names the first row.
     """
     data, offset = data._replace(codes=None), data.offset
     assert offset is not None
@@ -202,16 +195,12 @@ def by_row(scores):
 def run_rounds(
     loss: Any, method: Any, program: Any, sampled: bool, *operands: Any
 ) -> Any:
-    """Runs all rounds.
+    """Runs all rounds; returns the trees, and the scores of the rows.
 
     Args:
-      loss, method: the fields of :class:`jboost.boosting.state.Static`.
       program: the caller's program for the derivatives; None: those of the loss.
       sampled: whether rounds may leave rows out, if the loss is of groups.
       operands: constants, numbers, learning rates, data, initial score, seed.
-
-    Returns:
-      The trees, and the scores of the rows.
     """
     constants, numbers, rates, data, init_score, seed = operands
     if loss.coupled:

@@ -24,11 +24,6 @@ def refuse_large_table(x: Any, settings: Settings, num_devices: int = 1) -> None
 
     Args:
       x: a matrix or a frame; sparse tables and other types are not checked.
-      num_devices: the number of devices that hold the rows.
-
-    Raises:
-      ValueError: the table has 2^31 cells or more.
-      MemoryError: the table does not fit.
     """
     shape = getattr(x, "shape", None)
     is_sparse = hasattr(x, "nnz") or hasattr(x, "nse")  # SciPy, JAX
@@ -69,9 +64,6 @@ def refuse_large_model(
 
     Args:
       may_stop: whether training may end before ``num_rounds``; one round counts then.
-
-    Raises:
-      MemoryError: it does not fit.
     """
     if not runs_on_cpu():
         return
@@ -97,11 +89,7 @@ def refuse_large_histograms(method: Any, num_features: int, *, plain: bool) -> N
     """Refuses histograms of a level that cannot fit.
 
     Args:
-      method: a :class:`jboost.boosting.method.Method`.
       plain: whether trees grow in plain XLA, which writes all nodes of a level.
-
-    Raises:
-      MemoryError: they do not fit.
     """
     if method.sorts_rows or not runs_on_cpu():
         return

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sorts settings into static and traced values.
 
-In: checked settings, a traced loss, rows. Out: a Method, the options and sizes that are
-compiled into the program, and Numbers, which are traced: other values of them need no
-compilation.
+A Method holds the options and sizes that are compiled into the program. Numbers are
+traced: other values of them need no compilation.
 """
 
 from dataclasses import dataclass
@@ -96,18 +95,12 @@ def make_method(
     feature_names: Any = None,
     num_devices: int = 1,
 ) -> tuple[Method, Numbers]:
-    """Sorts settings into static and traced values.
+    """Sorts settings into static and traced values, and compares them with the data.
 
     Args:
-      settings: checked settings; they are compared with loss and data here.
       codes: the codes of ``num_rows`` rows; only shapes are used.
       uniform: whether all rows with a positive weight have the same weight.
       max_bins: the codes of a feature: ``settings.max_bins``, or the number in use.
-      num_devices: the number of devices that hold the rows.
-
-    Raises:
-      TypeError, ValueError: settings do not suit the loss or the data.
-      MemoryError: histograms would not fit into memory.
     """
     refuse_sorting(settings, codes)
     choices = decide_by_loss(
@@ -163,7 +156,6 @@ def make_method(
 
 
 def _make_limits(settings, choices, num_rows, num_features, categories, feature_names):
-    """Returns the numbers that limit a tree."""
     groups: Any = feature_checks.check_interactions(
         settings.interactions, num_features, feature_names
     )

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Derivatives that the caller hands in instead of those of a loss.
 
-In: arrays of gradient and curvature for one round, or a function that returns them in
-each round. Out: the same as the rounds take them, [K, N], and settings to go with them.
+They are arrays for one round, or a function that returns them in each round.
 """
 
 from collections.abc import Callable
@@ -31,11 +30,7 @@ def no_loss(score: Any, target: Any) -> Array:
 
 
 def read_loss(loss: Any, init_score: Any) -> Any:
-    """Returns the loss; :func:`no_loss` if it is None.
-
-    Raises:
-      ValueError: the loss is None, and ``init_score`` is not given in numbers.
-    """
+    """Returns the loss; :func:`no_loss` if it is None."""
     if loss is None and isinstance(init_score, str):
         raise ValueError(
             "init_score must be a number or K numbers where loss is None, got "
@@ -45,11 +40,7 @@ def read_loss(loss: Any, init_score: Any) -> Any:
 
 
 def read_solver(settings: Settings, loss: Any) -> Settings:
-    """Returns the settings of rounds with derivatives from the caller.
-
-    Raises:
-      ValueError: ``leaf_solver`` needs a loss, or the loss's own derivatives.
-    """
+    """Returns the settings of rounds with derivatives from the caller."""
     solver = settings.leaf_solver
     if solver == "hessian" or (loss is None and solver not in ("auto", "newton")):
         needs = "the derivatives" if solver == "hessian" else "the values"
@@ -109,13 +100,9 @@ def trace_derivatives(
     Args:
       function: called as ``function(scores, targets, key)``.
       weights: [N]; only the shape is looked at.
-      constants: those of the loss.
 
     Returns:
       The program, and the constants of the loss and of the function.
-
-    Raises:
-      TypeError, ValueError: it fails, or returns something else.
     """
     if not callable(function):
         raise TypeError(

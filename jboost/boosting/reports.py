@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reports a round: losses, out-of-bag improvement, scores.
 
-In: the states before and after a round. Out: a Report. Rows in memory
-and rows on disk are reported by the same traced function.
+Rows in memory and rows on disk are reported by the same traced function.
 """
 
 from typing import Any, NamedTuple
@@ -64,9 +63,6 @@ def report_round(
 
     Args:
       keep: whether metrics need the scores.
-      sets: the rows of the validation sets, with their offsets.
-      before: the state before the round.
-      state: the state after the round, and ``set_steps`` the steps of the sets.
       in_bag: rows that the trees learned from; None: all rows.
       sizes: the sizes of the last report, or of :func:`no_sizes`.
     """
@@ -122,9 +118,6 @@ def weigh_losses(
     """Returns the loss of each row, or of each group, and its weight.
 
     The random draws of a loss of groups are those of the first round, in all rounds.
-
-    Args:
-      words: the seed of the run.
     """
     if isinstance(loss, GroupLoss):
         assert rows.groups is not None

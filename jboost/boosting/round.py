@@ -140,12 +140,7 @@ def shaping_limits(plan: RoundPlan, task: TreeTask) -> TreeLimits:
 def sum_leaves(
     data: Data, plan: RoundPlan, task: TreeTask, tree: Tree, leaf: Int32[Array, " N"]
 ) -> Tree:
-    """Returns the tree with the sums that its leaf values are fitted to.
-
-    Args:
-      tree, leaf: the splits, and the leaf of every row; the other arguments are those
-        of :func:`fit_leaves`.
-    """
+    """Returns the tree with the sums that its leaf values are fitted to."""
     weights, fitted = plan.weights(data, task.fitted.known), task.fitted
     channels = (fitted.gradient, fitted.curvature, jnp.float32(1))
     sizes = find_leaf_sizes(task.first)
@@ -165,7 +160,6 @@ def fit_leaves(
     """Returns the tree with its leaf values, times the learning rate.
 
     Args:
-      task: the inputs of this tree, from ``plan.trees()``.
       tree, leaf: the result of :func:`sum_leaves`, and the leaf of every row.
     """
     method, limits = problem.method, plan.limits
@@ -298,7 +292,6 @@ def _fit_shared_leaves(problem, learning_rate, state, plan, tree, leaf, pointed)
     """Returns the tree with its leaf values, times the learning rate.
 
     Args:
-      tree, leaf: the result of :func:`sum_shared_leaves`, and the leaf of every row.
       pointed: whether the loss resembles |r| in most rows and its Hessian is useless:
         each score is then fitted by itself, exactly. Traced or concrete.
     """
@@ -426,9 +419,6 @@ def grow_trees(
     Args:
       fit: learning rate, state, and the ``pointed`` of :func:`fit_trees`, if leaf
         values are computed here.
-
-    Returns:
-      The trees, and the leaf of every row in each.
     """
 
     def grow(task):

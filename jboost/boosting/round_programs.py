@@ -123,7 +123,6 @@ class RoundInputs(NamedTuple):
 
     Attributes:
       state, set_steps: the state before the round, and steps of the validation sets.
-      rate: the learning rate.
       entry: the index of the round in the buffers.
     """
 
@@ -146,8 +145,6 @@ class RoundTrees(NamedTuple):
 
     Attributes:
       plan: the plan of the round, without the derivatives of the rows.
-      trees: the trees with splits and sums of the leaves.
-      leaf: the leaf of every row, for each score.
       state, set_steps: the state after the round, without fields that depend on the
         loss, and steps of the validation sets; None if leaf values are no Newton steps.
       words: the packed trees of all rounds so far.
@@ -168,7 +165,6 @@ class RoundBuffers(NamedTuple):
 
     Attributes:
       numbers: each :class:`Summary`, packed by :func:`jboost.numerics.packing.pack`.
-      snapshots: scores, if metrics need them.
       parameters: the parameters of an adaptive loss after each round; otherwise ().
       sizes: the sizes of the last :class:`jboost.boosting.reports.Report`, without an
         axis of rounds.
@@ -184,11 +180,10 @@ class Summary(NamedTuple):
     """The small results of a round.
 
     Attributes:
-      losses: the mean loss of the training rows, then of each validation set.
-      improvement: decrease of the loss out of the bag; None if all rows are in the bag.
-      all_finite: whether ``derive`` left nothing out.
-      kept: whether ``finish`` left nothing out. If either did, the rounds from here on
-        must be made again by programs that contain everything.
+      losses, improvement: fields of :class:`jboost.boosting.reports.Report`.
+      all_finite, kept: whether ``derive`` and ``finish`` left nothing out. If one left
+        out something, the rounds from here on must be made again by programs that
+        contain everything.
     """
 
     losses: Float[Array, " S"]
@@ -240,7 +235,6 @@ class Derived(NamedTuple):
     Attributes:
       raw: the result of :func:`join_pairs`: derivatives by each curvature policy.
       all_finite: whether ``smooth`` was right; None: it was if all are finite.
-      sizes, lost: fields of the state.
     """
 
     raw: tuple[RawDerivatives, ...]
@@ -254,9 +248,6 @@ def derive(
     static: Static, smooth: bool | None, arrays: Arrays, state: BoostState
 ) -> tuple[BoostState | None, Derived]:
     """Computes the derivatives of all rows.
-
-    Args:
-      smooth: whether gradients at F +- delta are needed; None: the program decides.
 
     Returns:
       The state, if the parameters of an adaptive loss have changed it; and derivatives.
@@ -286,10 +277,8 @@ def grow(
     """Grows the trees of a round, and sums the derivatives in their leaves.
 
     Args:
-      scaling: the result of :func:`jboost.boosting.derivatives.choose_scaling`.
       steps: whether leaf values are Newton steps, so that no loss is needed for them.
       turn: the inputs of the round, with a state from :func:`without_loss`.
-      words: the buffer for the packed trees.
     """
     (numbers, data, sets), (state, set_steps, rate, entry) = growth, turn
     static: Any = Static(None, method)  # type: ignore[arg-type]
@@ -398,7 +387,6 @@ def finish(
     """Completes a round, and stores it.
 
     Args:
-      sets: the rows of the validation sets.
       row_losses: the loss of each training row before the round; None: unknown.
 
     Returns:

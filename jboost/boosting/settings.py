@@ -405,9 +405,6 @@ def read_settings(given: Mapping[str, Any]) -> Settings:
     Args:
       given: values by name. Names that are not declared are left out, so that
         ``locals()`` will do; defaults are filled in.
-
-    Raises:
-      TypeError, ValueError: a value is invalid, or two values exclude each other.
     """
     values = {}
     for name, setting in declared(FitSettings).items():

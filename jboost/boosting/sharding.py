@@ -26,11 +26,7 @@ EVERYWHERE = P()  # the same on all devices
 
 
 def check_mesh(mesh: Any) -> Any:
-    """Checks the argument ``mesh`` of public functions.
-
-    Raises:
-      TypeError: it is neither None nor a mesh.
-    """
+    """Checks the argument ``mesh`` of public functions: None or a mesh."""
     if mesh is None or isinstance(mesh, Mesh | jax.sharding.AbstractMesh):
         return mesh
     raise TypeError(

@@ -51,7 +51,6 @@ class Data(NamedTuple):
       codes: the codes of the features, with ``order`` if the method sorts rows.
       targets: a pytree of arrays with a leading axis of N rows.
       weights: row weights. Rows of weight 0 do not count and may hold anything.
-      groups: the groups of the rows, if the loss is of groups.
       prepared: data of the groups that all rounds share, if there are any.
       offset: scores before the initial score is added; None if rounds do not need them.
     """
@@ -75,9 +74,6 @@ class Arrays(NamedTuple):
     """The part of a problem that a program takes as operands.
 
     Attributes:
-      constants: the arrays that the loss closes over.
-      numbers: the traced part of the settings.
-      data: the training rows.
       given: gradient and curvature of this round, if the caller hands them in.
     """
 
@@ -362,11 +358,7 @@ def prepare_groups(
     data: Data,
     sampled: bool,
 ) -> Data:
-    """Adds the prepared groups to the data if they are the same in all rounds.
-
-    Args:
-      sampled: whether rounds leave rows out.
-    """
+    """Adds the prepared groups to the data if they are the same in all rounds."""
     groups = data.groups
     if groups is None or not isinstance(loss, GroupLoss) or groups.kind == "random":
         return data
