@@ -1,9 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Candidate thresholds from sorted rows: weighted quantiles of each feature.
 
-In: codes by feature, one for every distinct value, and the mass of each row. Out: the
-rows in order of each feature; the bin of each value, between which trees may split.
-
 The quantiles come from running sums of sorted rows. They are exact, so that no
 summary with an error of its own is needed: its error here is 0.
 """
@@ -79,10 +76,8 @@ def find_bins(
     Guestrin 2016, eq. 8 and 9, require the same, as far as values can be cut at all.
 
     Args:
-      segments: the nodes.
       mass: the mass of the row at each position, >= 0.
       running: the running sum of ``mass``.
-      num_bins: 1 / eps.
 
     Returns:
       The bin at each position, ascending within a node. The bin of a missing value

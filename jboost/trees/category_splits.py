@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The best split of one node where codes of some features stand for categories.
 
-In: integer sums [F, B, C] of one node; the caller maps over nodes. Out: a Split that
-sends a threshold's lower side left, or a set of categories.
+A Split sends a threshold's lower side left, or a set of categories.
 
 Of the 2^(C-1) - 1 ways to divide C categories the best one, for any convex criterion
 of two sums, is a cut in the order of their means (Fisher 1958; Breiman et al. 1984,
@@ -103,12 +102,9 @@ def find_mixed_split(
     missing rows right.
 
     Args:
-      histogram, unit, features, l2, min_gain, min_child_weight, min_child_samples:
-        see :func:`jboost.trees.splitting.search_split`.
       categories: which features hold categories; they must not be monotone.
       squares: sum over the node's rows of the square of the gradient's integer. With 0
         nothing is shrunk, but by ``categories.smoothing``.
-      values: limits of leaf values, if there are any.
 
     Returns:
       A Split with threshold -1, and bits of the codes, where categories are split.

@@ -356,20 +356,13 @@ def grow_sorted_tree(
     rule for ties. A threshold is the code of the highest value on its left among the
     node's rows. So where each code is a bin of its own, both grow the same tree.
 
+    Arguments that are not listed are those of :func:`jboost.trees.grow.grow_levels`.
+
     Args:
       codes: the codes of the rows, with ``order``.
-      gradient, curvature, in_bag: one number per row; see
-        :func:`jboost.trees.grow.grow_levels`.
-      seed: the random seed of column sampling and stochastic rounding.
-      limits: numbers; may be traced. ``max_bins`` is that of each node.
+      limits: the numbers that shape the tree; ``max_bins`` is that of each node.
       mass: the weight of each row in a node's quantiles, from
         :func:`jboost.trees.candidates.measure`; None: every value is a candidate.
-      max_depth: number of levels of splits.
-      max_nodes, max_leaves: see :func:`jboost.trees.grow.grow_levels`.
-      uniform: whether all rows in the bag have the same curvature.
-
-    Returns:
-      The tree and the leaf of every row.
     """
     num_rows = codes.num_rows
     most = min(max_nodes or num_rows, max_leaves or num_rows, num_rows)

@@ -307,11 +307,8 @@ def grow_levels(
       in_bag: rows to learn from, or how many times each row counts; the others, which
         count 0 times, are only routed.
       seed: the random seed of column sampling and stochastic rounding.
-      limits: numbers; may be traced.
       measure: how derivatives become integers, if known; the kernel that grows a tree
         on one device does not need it.
-      max_depth: number of levels of splits.
-      num_bins: number of codes.
       max_nodes: the most nodes a level can have, if known to be less than N: N over
         ``min_child_samples``.
       max_leaves: the most leaves: on each level the splits of the highest gain are

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sums of integer channels per node, feature and bin.
-
-In: codes, integer channels per row [N, C] (gradient, curvature, and where needed a
-count), the node of each row. Out: int32 [M, F, B, C].
+"""Sums of integer channels (gradient, curvature, count) per node, feature and bin.
 
 Sums of integers do not depend on their order, so every kernel on every number of
 threads gives the same bits, and a sibling's histogram is exactly the parent's minus
@@ -39,12 +36,8 @@ def sum_histogram(
     Args:
       codes: dense or sparse codes; of sparse ones only stored entries are summed: the
         sum of the others is the node's minus theirs.
-      channels: the integers to sum.
       node: the node of each row, in [0, num_nodes); rows with other values are left
         out.
-
-    Raises:
-      ValueError: sizes that differ.
     """
     _check_rows(codes, channels, node)
     sizes = dict(num_nodes=num_nodes, num_bins=num_bins)

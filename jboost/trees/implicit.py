@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Derivatives of exact solutions: by how much a minimum moves if its problem changes.
 
-In: problems of ``jboost.trees.leaves`` and their solutions. Out: tangents of the
-solutions: by the implicit function theorem where the slope crosses 0 smoothly, and
-those of the rows that have a kink at the minimum.
+Tangents follow from the implicit function theorem where the slope crosses 0 smoothly.
+At a kink of the loss they are those of the rows that have the kink.
 """
 
 from collections.abc import Callable
@@ -42,7 +41,6 @@ def derive_solution(
 
     Args:
       slope: takes an objective, groups and c; returns S(c) and its rounding error.
-      value: the solution.
       operands, tangents: the objective, its groups, the step and ``wanted``; the
         tangent of each.
     """

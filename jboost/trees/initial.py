@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Finds the score that training starts from.
 
-In: a loss bound to its data, offsets. Out: argmin_c of the weighted loss, or the
-median of the rows' own minimizers, one number or K: the problem of ``leaves`` with
-one group.
+It is argmin_c of the weighted loss, one number or K (the problem of ``leaves`` with one
+group), or the median of the rows' own minimizers.
 """
 
 from functools import partial
@@ -69,7 +68,6 @@ class Start(NamedTuple):
     """An initial score.
 
     Attributes:
-      score: one number for each score.
       rule: index of the rule that gave it in ``START_RULES``.
     """
 

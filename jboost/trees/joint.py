@@ -36,7 +36,6 @@ def bound_leaves(
       tree: the tree; its splits have a leading axis of length 1.
       sums: gradient and curvature of each leaf, and the penalty added to the curvature.
       monotone: the direction of each feature: 1 rising, -1 falling, 0 either.
-      bounds: the least and the greatest value of all leaves.
       num_bins: the threshold of nodes that are not split, or that separate values
         from missing ones, which have no order.
     """
@@ -104,11 +103,9 @@ def solve_jointly(
 
     Args:
       gradient: b, the sum of each leaf.
-      curvature: the sum of the curvature of each leaf.
       penalty: l2, in the units of the curvature.
       multiply: multiplies values of leaves by P'W H P.
       slope_at: returns b after values have been added to the scores.
-      stopping: how exactly to solve.
     """
     diagonal = jnp.where(curvature > 0, curvature + penalty, jnp.inf)
 

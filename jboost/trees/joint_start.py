@@ -83,9 +83,7 @@ class _Newton(NamedTuple):
 
     Attributes:
       turn: number of steps tried.
-      point: the best point so far.
       damping: number added to the curvatures, relative to the largest.
-      loss: the mean loss at the point.
       moved: length of the last step, in standard units.
       convex: whether no curvature on the way was negative.
     """
@@ -140,7 +138,6 @@ class _Solution(NamedTuple):
       left: the residual, which is the negated slope after the step.
       along: the next direction.
       product: inner product of the residual and the preconditioned residual.
-      convex: whether no curvature so far was negative.
     """
 
     number: Int32[Array, ""]

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Operations on leaves, each with a CPU kernel and a definition in plain XLA.
 
-In: scores, the leaf of every row. Out: scores with values added, ranges and order
-statistics by leaf, with their derivatives.
+They add values to scores, and find ranges and order statistics by leaf.
 
 Order statistics are of sums of whole numbers of up to 41 bits, too many for int32:
 such a number travels as limbs, each summed in an int32, and is compared as a pair
@@ -172,7 +171,6 @@ def derive_selected(
     of their tangents. The tangent is 0 if such keys are missing.
 
     Args:
-      middle: the order statistic of each group.
       key, moved: the key of each row and the tangent of the key.
       counts: mask of the rows to choose from.
     """

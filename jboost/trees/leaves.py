@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Leaf values: Newton steps, order statistics, and exact searches.
 
-In: a loss bound to its data, scores, the leaf of each row. Out: a value c per leaf that
-minimizes, over the rows i of a group,
+The value c of a leaf minimizes, over the rows i of a group,
 
     sum_i w_i l(F_i + c d_i, y_i) + penalty c^2 / 2 + l1 |c|
 
@@ -42,10 +41,8 @@ class LeafProblems(NamedTuple):
 
     Attributes:
       k: index of the score.
-      scores: all scores of all rows.
       weights: the row weights; 0 for rows that do not count.
       direction: d of each row (see the module's formula); None: 1.
-      group: the group of each row.
       penalty: coefficient of c^2 / 2 in each problem.
       l1: coefficient of |c| in every problem; None: 0.
       zero_rows: weight of one pseudo-row per group, which pulls order statistics toward
@@ -468,7 +465,6 @@ def locate_minima(
 
     Args:
       step: distance of the first probe, > 0.
-      wanted: problems to solve.
       side: the slope of ``l1`` |c| where the minimum lies; None for 0.
     """
     start, *ends = _bounds(objective.minimizer, groups)

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The steps of one level, shared by the ways to grow a tree.
 
-In: sums of a level's nodes. Out: its splits, where rows go, the next level's nodes.
 M slots hold the nodes of a level that are still growing; rows in a node that has
 stopped have slot M.
 """

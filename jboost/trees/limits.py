@@ -28,7 +28,6 @@ class TreeLimits(NamedTuple):
       values: limits of leaf values; the root's bounds are those of
         ``max_delta_step``.
       groups: features that may meet on a path (``interactions``).
-      categories: which features hold categories, and how they are split.
       num_features: number of columns of the codes that are features; the columns
         after them are padding. None: all.
     """
@@ -114,9 +113,6 @@ def find_scale(unit: Float[Array, "2"]) -> Float[Array, ""]:
     The gradient unit is then about the square root of the curvature unit, and G^2 / H
     is about a quotient of integers. The gradient unit is at most 2^30, because
     its square has 60 bits more.
-
-    Args:
-      unit: value of one integer of gradient and of one integer of curvature.
     """
     gradient, curvature = exponent_above(unit)
     wanted = jnp.minimum(curvature >> 1, 30)

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Constraints inherited from the path: leaf bounds, allowed features, leaves left.
 
-In: the splits of a level. Out: the constraints of the next level's nodes. Arrays are
-as small as a level; plain XLA, for either way to grow a tree.
+Arrays are as small as a level; plain XLA, for either way to grow a tree.
 """
 
 from typing import NamedTuple
@@ -18,7 +17,6 @@ class Paths(NamedTuple):
       bounds: least and greatest leaf value below each slot's node.
       leaf_bounds: least and greatest value of each leaf of the tree grown so far.
       used: features on the path to each slot's node.
-      groups: features that may meet on a path.
       free: number of leaves that may still be added.
     """
 
@@ -100,7 +98,6 @@ def descend(
 
     Args:
       position: position of each slot's node on its own level.
-      slots: number of slots of the next level.
     """
     if paths.bounds is not None and paths.leaf_bounds is not None:
         assert child_bounds is not None

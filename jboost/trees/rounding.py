@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Derivatives rounded to integers, the input of tree growth.
 
-In: gradient and curvature of every row, and how many times it counts. Out: integers
-and their units. Sums of integers are exact: the same bits in any order.
+Sums of integers are exact: the same bits in any order.
 """
 
 from typing import NamedTuple

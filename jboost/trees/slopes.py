@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whether training has something to learn from.
 
-In: a loss bound to its data, scores, the slopes of the rows there. Out: how many rows
-have no slope, and whether that is because they are at a minimum; whether the loss has a
-minimum at all.
+Counts the rows without a slope, tells how many of them are at a minimum, and whether
+the loss has a minimum at all.
 """
 
 from typing import Any, NamedTuple
@@ -25,7 +24,6 @@ class Slopes(NamedTuple):
     """Numbers of rows that a tree can or cannot learn from, all of positive weight.
 
     Attributes:
-      rows: number of all rows of positive weight.
       not_finite: number of rows with a derivative that is not a finite number.
       zero: number of rows with only zero derivatives.
       settled: number of rows in ``zero`` that are at a minimum of their own loss.

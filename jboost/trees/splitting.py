@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds the best split of one node from its histogram.
-
-In: integer sums [F, B, C] of one node; the caller maps over nodes. Out: a Split.
-"""
+"""Finds the best split of one node from its histogram; the caller maps over nodes."""
 
 from collections.abc import Callable
 from functools import partial
@@ -90,12 +87,7 @@ def search_split(
       histogram: integer sums of gradient, curvature and count. With C = 2 all rows
         have the same curvature, 1 as an integer, which then is the count.
       unit: value of one integer of gradient and of one of curvature; positive.
-      features: mask of the features that may be used.
-      l2: Lambda of eq. 7.
       min_gain: kappa, the price of a leaf.
-      min_child_weight: least sum of curvature of a child.
-      min_child_samples: least number of rows of a child.
-      values: limits of leaf values, if there are any.
     """
     # Channels in front: long rows of bins vectorize, pairs of channels do not.
     sums = jnp.moveaxis(histogram, -1, 0)
@@ -161,7 +153,6 @@ def search_cuts(
     Args:
       measure: (left, right) -> the gain of each cut, -inf where it is not admissible.
       cumulative: sums of the rows left of each cut, missing rows included.
-      missing: sums of missing rows.
       total: sums of all rows of the node, for all features or for each feature.
 
     Returns:
