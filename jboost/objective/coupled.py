@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Evaluates a loss that couples the rows of a group, and its gradient.
 
-In: a traced loss bound to its data, and scores [K, N]. Out: a value for each group, and
-the gradient of each row. The counterpart for losses of single rows is
-:mod:`jboost.objective.evaluation`.
+There is a value for each group, and a gradient for each row. The counterpart for losses
+of single rows is :mod:`jboost.objective.evaluation`.
 """
 
 from collections.abc import Callable
@@ -28,12 +27,9 @@ class GroupObjective(NamedTuple):
     """Holds a loss of groups and all its inputs except the scores.
 
     Attributes:
-      loss: the programs of one group.
-      constants: the numbers and arrays that the loss closes over.
       targets: a pytree of arrays with a first axis of N.
       weights: row weights, equal in all rows of a group that count. A row of weight 0
         is not in ``where``, unless its whole group has weight 0.
-      groups: the groups of the rows.
       parameters: parameters of an adaptive loss, otherwise ().
       words: a seed, for losses that draw random numbers and for random groups.
       prepared: the result of :func:`prepare`, if rows keep their groups and count in
@@ -55,8 +51,6 @@ class Batch(NamedTuple):
 
     Attributes:
       rows: the rows of each group; None for one group of all rows in order.
-      where: the rows that count.
-      number: the number of each group.
       inputs: targets, where, and weights for the loss, of each group.
       values, gradients: results of the early programs of the loss.
     """
@@ -202,9 +196,7 @@ def map_groups(function: Callable[[Any], _T], operands: Any, chunk: int) -> _T:
     """Maps a function over groups, at most ``chunk`` at a time.
 
     Args:
-      function: takes the operands of one group.
       operands: a pytree of arrays with a first axis of groups.
-      chunk: the number of groups with results in memory together.
     """
     count = len(jax.tree.leaves(operands)[0])
     if count == 1:

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The interaction of K > 1 scores of a loss, from products with Hessians.
+"""Finds which scores of a loss interact or compete, from products with Hessians.
 
-In: a traced loss bound to its data, and scores [K, N]. Out: which scores interact, and
-whether they compete. Scores have any units: numbers of different ones are never added.
+Scores have any units: numbers of different ones are never added.
 """
 
 from typing import Any, NamedTuple
@@ -91,7 +90,6 @@ class _Projection(NamedTuple):
     """The state of the conjugate gradients of a projection.
 
     Attributes:
-      number: the number of products so far.
       left: the vector minus the part of its projection found so far.
       residual: -A^2 left.
       along: the direction of the next step; at first the vector.

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Gradient and positive curvature of every row, and its Fisher information.
 
-In: a traced loss bound to its data, and scores [K, N]. Out: gradient and curvature
-[K, N], both finite, the curvature nonnegative, as is the expected second derivative.
+Gradient and curvature are [K, N] and finite; curvature and information are nonnegative.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -161,8 +160,7 @@ def smoothing_scale(
     that F +- delta rounds to F.
 
     Args:
-      guess: the second result for the scores of the round before; it changes nothing
-        but the number of collectives, see :func:`jboost.numerics.exact.sum_guessed`.
+      guess: the second result in the round before; it changes no result.
 
     Returns:
       delta, and the greatest terms of its sums.
@@ -265,7 +263,6 @@ def derivatives(
         decides.
       raised: whether the curvature is raised to its least value; if not, that is left
         to :func:`least_curvature`.
-      delta: the smoothing scale, if it is known.
       seed: the seed of random draws, used where information is estimated.
     """
     loss = objective.loss
@@ -353,11 +350,7 @@ def are_finite(
 
 
 def _needs_smoothing(objective, gradient, hessian, weights, curvature):
-    """Returns whether derivatives at F +- delta are needed.
-
-    They are needed if some row has a known minimum and the policy depends on it, or if
-    a derivative is not finite.
-    """
+    """Returns whether derivatives at F +- delta are needed."""
     needed = ~are_finite(gradient, hessian, weights)
     if not _looks_at_minima(objective.loss, curvature):
         return needed

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Evaluates a traced loss and its derivatives at every row.
 
-In: a traced loss bound to its data, and scores [K, N]. Out: values [N], gradients [K,
-N] and Hessians. The axis of the K scores comes first, so that code written for one
-score per row can be mapped over it.
+The axis of the K scores comes first, so that code written for one score per row can be
+mapped over it.
 """
 
 from collections.abc import Callable, Sequence
@@ -69,7 +68,6 @@ class Objective(NamedTuple):
     """Holds a traced loss and all its inputs except the scores.
 
     Attributes:
-      loss: the programs of one row.
       constants: the numbers and arrays that the loss closes over.
       targets: a pytree of arrays with a first axis of N.
       parameters: parameters of an adaptive loss, otherwise ().
@@ -329,7 +327,6 @@ def map_information(
     """Applies ``finish(rows, *operands)`` to the information of blocks of rows.
 
     Args:
-      seeds: the seed of random draws of each row.
       finish: a function of a module, see :func:`map_hessians`.
     """
     part = without_minima(objective)._replace(targets=seeds, parameters=())

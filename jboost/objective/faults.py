@@ -34,7 +34,6 @@ def describe_gap(name: str, target: Any, row: int) -> str:
     """Returns the message that a target must be finite.
 
     Args:
-      name: the name of the targets.
       target: the target of the row, a pytree of numbers.
     """
     return (
@@ -48,7 +47,6 @@ def describe_lost_slope(target: Any, row: int, place: str) -> str:
     """Returns the message that a gradient must be finite, and how to achieve it.
 
     Args:
-      target: the target of the row, a pytree of numbers.
       place: a description of the score.
     """
     return (

@@ -54,11 +54,7 @@ class GroupLoss:
         parameters, targets, where, weights) and the results of the early programs.
       early_values, early_gradients: programs of the parts that do not depend on the
         scores (sorts of times, ideal gains), which take (targets, where, weights).
-      estimate: a program that takes all rows, for :func:`jboost.losses.adaptive`;
-        otherwise None.
-      reports_first: whether an adaptive loss is reported at its first parameters.
-      inputs: which arguments the loss takes.
-      num_scores: K.
+      estimate, reports_first: fields of :class:`jboost.objective.tracing.TracedLoss`.
       by_pairs: whether a group of each width takes memory for each pair of rows.
     """
 
@@ -147,12 +143,7 @@ def trace_group_loss(
       loss: ``loss(scores, targets, *, where) -> scalar``, or the result of
         ``adaptive``.
       targets: a pytree of arrays (or shapes) with a first axis of N.
-      num_scores: K.
       weighted: whether rows have weights; a loss gets them if it takes them.
-
-    Raises:
-      TypeError, ValueError: the loss does not accept a group, does not return a
-        floating-point scalar, or does not depend on the scores.
     """
     widths = tuple(sorted(set(widths)))
     rows = jax.tree.map(lambda t: jax.ShapeDtypeStruct(t.shape, t.dtype), targets)
@@ -322,14 +313,11 @@ def check_loss_mask(
 ) -> None:
     """Checks that a loss accepts a group, and that masked rows do not change it.
 
+    If they only multiply the loss, because it divides by the number of all rows, a
+    warning replaces the error.
+
     Args:
       targets: the targets of the rows of one group, on the host.
-      parameters: parameters of an adaptive loss.
-
-    Raises:
-      TypeError, ValueError: masked rows change the loss, or it does not accept a group.
-        A loss that is only multiplied, because it divides by the number of all rows,
-        causes a warning instead.
     """
     inputs = read_inputs(loss)
     if not inputs.where:
@@ -370,11 +358,7 @@ def check_metric_mask(
     """Checks that masked rows do not change a metric of groups.
 
     Args:
-      name: the name of the metric in the arguments of the user.
       targets: the targets of a few rows, on the host.
-
-    Raises:
-      ValueError: masked rows change the metric.
     """
     inputs = read_inputs(function)
 

@@ -63,14 +63,12 @@ class _State(NamedTuple):
       point: the point of the next slope to evaluate.
       width: distance of the next probe from the start, while bracketing.
       left, right: nearest points of negative and of positive slope, or bounds.
-      left_slope, right_slope: the slopes at these points.
       zero_left, zero_right: ends of the interval where slopes were found to be 0.
       fall, rise: magnitudes of the steepest negative and positive slope seen.
       first: the slope at the start.
       run: number of positive slopes in a row; negative for negative slopes.
       near: edges of the flat interval that were tested close by: 0 none, 1 the left
         one, 2 both.
-      done: whether the problem needs no further slopes.
     """
 
     turn: Int32[Array, ""]
@@ -108,7 +106,6 @@ def find_minimum(
     Args:
       slope: returns the derivatives at one point per problem, and the magnitude [P] of
         their rounding error; slopes up to this magnitude count as zero.
-      start: initial points.
       step: distance of the first probe, > 0; each further probe is 16 times as far.
       low, high: bounds known to enclose a minimum, or -inf and +inf.
       wanted: mask of the problems to solve; the loop ends as soon as these are done.

@@ -1,12 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Estimates the curvature of a loss that couples rows, from products with its Hessian.
 
-In: a loss of groups bound to its data, scores, and the probe of the previous round.
-Out: the gradient and a positive curvature of every row. A product y = H z with random
-signs z costs about two gradients, and z y estimates the diagonal of H without bias
-(Hutchinson 1990; Bekas, Kokiopoulou and Saad 2007), with the variance sum_j H_ij^2 over
-the other rows of the group. Each round computes one product. The products are averaged
-over rounds, because scores move slowly.
+A product y = H z with random signs z costs about two gradients, and z y estimates the
+diagonal of H without bias (Hutchinson 1990; Bekas, Kokiopoulou and Saad 2007), with the
+variance sum_j H_ij^2 over the other rows of the group. Each round computes one product.
+The products are averaged over rounds, because scores move slowly.
 
 If the Hessian carries no information (hinge losses, smoothed 0-1 losses), differences
 of gradients replace it. Their distance is large enough for the gradient to change.
@@ -104,10 +102,6 @@ def renew_probe(
 
     Args:
       objective: the loss bound to its data; its ``words`` seed the signs.
-      probe: the probe of the previous round.
-
-    Returns:
-      The gradient of every row, and the new probe.
     """
     signs = _draw_signs(objective.words, scores)
 

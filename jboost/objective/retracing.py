@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Traces a loss once, for loops that call ``boost_step`` round by round.
 
-In: a loss and targets, as for :func:`jboost.objective.tracing.trace_loss`. Out: its
-result. An earlier result is reused if the function, the values that the function reads,
-and the shapes of the targets are the same.
+An earlier result of :func:`jboost.objective.tracing.trace_loss` is reused if the
+function, the values that it reads, and the shapes of the targets are the same.
 """
 
 import inspect

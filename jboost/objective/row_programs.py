@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs the program of one row at every row.
 
-In: a traced loss bound to its data, one of its programs, scores [K, N]. Out: results
-with the axis of rows last. For several scores, blocks of rows bound the memory.
+Results have the axis of rows last. For several scores, blocks of rows bound the memory.
 """
 
 from collections.abc import Callable

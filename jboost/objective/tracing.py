@@ -108,17 +108,8 @@ def trace_loss(
     Args:
       loss: ``loss(score, target) -> scalar``, or the result of ``adaptive``.
       targets: a pytree of arrays (or shapes); the first axis of each is N.
-      num_scores: K.
       curvature: a function of the arguments of the loss that returns K numbers or a
         K x K matrix, or None.
-
-    Returns:
-      The traced loss and the values of its constants.
-
-    Raises:
-      TypeError, ValueError: the loss is not callable, does not accept (score, target),
-        does not return a floating-point scalar, or is constant or linear in the score;
-        or the curvature has another shape.
     """
     loss = widen_loss(loss, targets, num_scores)
     rows = jax.tree.map(lambda t: jax.ShapeDtypeStruct(t.shape, t.dtype), targets)
