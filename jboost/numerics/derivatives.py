@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Derivatives of functions that JAX cannot differentiate, or not as we define them.
 
-In: a function, and a rule for its derivative. Out: the function with that derivative.
 Programs that are not differentiated stay the same.
 """
 
@@ -25,11 +24,9 @@ def differentiable(
     """Returns ``run(*operands)`` with the derivative that ``derive`` defines.
 
     Args:
-      run: any function of arrays.
       derive: called as ``derive(result, operands, tangents)``; returns the tangent of
         the result in JAX operations, linear in the tangents. Tangents of integers are
         of dtype ``float0``.
-      operands: pytrees of arrays.
     """
     if not may_be_differentiated():  # shorter programs
         return run(*operands)
@@ -53,11 +50,7 @@ def _derive(run, derive, primals, tangents):
 
 @partial(jax.custom_jvp, nondiff_argnums=(1,))
 def without_derivatives(operands: Any, reason: str) -> Any:
-    """Returns the operands, which must not be differentiated.
-
-    Raises:
-      NotImplementedError: they are, with ``reason``.
-    """
+    """Returns the operands; differentiating them raises an error with ``reason``."""
     del reason
     return operands
 

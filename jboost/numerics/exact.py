@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sums that are equal to the bit for any order and any sharding of the terms.
 
-In: float32 or integer arrays, weights. Out: sums over an axis or by group. A row of
-weight w adds exactly as much as w rows, for whole numbers w up to 255. Fixed-point
-numbers (a power of two per channel keeps sums within 31 bits) and cumulative sums (by
-products with triangular matrices, half the time of ``jnp.cumsum`` on CPU) follow.
+A row of weight w adds exactly as much as w rows, for whole numbers w up to 255. After
+the sums follow fixed-point numbers (a power of two per channel keeps sums within 31
+bits) and cumulative sums (by products with triangular matrices, half the time of
+``jnp.cumsum`` on CPU).
 """
 
 from collections.abc import Callable, Sequence
@@ -219,10 +219,7 @@ class SpeculativeSums(NamedTuple):
     """Results of :func:`sum_guessed`.
 
     Attributes:
-      sums: the sums of :func:`sum_each`.
       sizes: the greatest term of each sum, a guess for the next call.
-      counts: the sums of the ``counts`` over all shards.
-      extremes: the greatest of the ``extremes`` of all shards.
     """
 
     sums: list[Float[Array, "..."]]
@@ -336,7 +333,6 @@ def choose_scale(
 
     Args:
       values: finite; 0 for rows that must not count.
-      num_rows: the number of rows that count.
       times: how many times each row counts; None: once.
     """
     weights = None if times is None else times.astype(jnp.float32)
@@ -373,11 +369,9 @@ def quantize(
     channel, row and seed, so that a sum over many rows stays unbiased.
 
     Args:
-      values: finite; 0 for rows that must not count.
-      fixed: the result of :func:`choose_scale`.
+      values, times: the arguments of :func:`choose_scale`.
       seed: the random seed, a different one for each tree.
       first_row: the number of the first row, if these are not all rows.
-      times: how many times each row counts; None: once.
     """
     after = None
     if times is not None:

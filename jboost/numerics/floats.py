@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arithmetic of float32 that does not depend on the machine.
-
-In: arrays of float32. Out: the float halfway between two floats, and values without
-denormals.
-"""
+"""Arithmetic of float32 that does not depend on the machine."""
 
 from typing import Any, TypeVar
 

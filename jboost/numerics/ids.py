@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads ids of any kind, and numbers them.
 
-In: an id for each row: numbers, strings, dates or other objects. Out: integers from 0,
-in order of appearance.
+Ids are numbers, strings, dates or other objects, and none is missing.
 """
 
 from typing import Any
@@ -18,10 +17,6 @@ def read_ids(ids: Any, name: str = "groups") -> np.ndarray:
 
     Args:
       ids: concrete ids, none of them missing.
-      name: the name of the argument in error messages.
-
-    Raises:
-      TypeError, ValueError: they are traced, missing, or not one for each row.
     """
     if isinstance(ids, Tracer):
         raise TypeError(

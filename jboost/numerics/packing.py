@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Packs small arrays of several types into one array of words.
 
-In: a pytree of arrays of 32 bits, or booleans. Out: its bits as one vector, and back. A
-program that returns one array is compiled, called and read faster than one that returns
-a dozen.
+The arrays have 32 bits per entry, or are booleans. A program that returns one array is
+compiled, called and read faster than one that returns a dozen.
 """
 
 from typing import Any

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rounds sizes up to a few values, because each size compiles another program.
-
-In: a size, or an array. Out: the padded size; the padded array.
-"""
+"""Rounds sizes up to a few values, because each size compiles another program."""
 
 from typing import Any
 
