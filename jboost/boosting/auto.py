@@ -199,9 +199,7 @@ def needs_minimizer(loss: TracedLoss | GroupLoss) -> bool:
 class DataChoices(NamedTuple):
     """Choices that depend on the data.
 
-    Attributes:
-      exact_leaves: whether "guarded" accepts no Newton step and fits every leaf
-        exactly.
+    With ``exact_leaves``, "guarded" fits every leaf exactly, without a Newton step.
     """
 
     min_child_samples: Any

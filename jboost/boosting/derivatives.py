@@ -104,9 +104,8 @@ class Policy(NamedTuple):
 class Scaling(NamedTuple):
     """Rules for scaling derivatives, without the loss.
 
-    Attributes:
-      relative: whether derivatives are divided by the mean curvature.
-      policies: one policy, or one of the splits and one of the leaves.
+    If ``relative``, they are divided by the mean curvature. There is one policy, or one
+    of the splits and one of the leaves.
     """
 
     relative: bool
@@ -205,11 +204,7 @@ def _leave_out(state, raw, weights):
 
 
 def note_lost(state: BoostState, lost: Int32[Array, "2"]) -> BoostState:
-    """Records the current round in the state if it is the first to lose derivatives.
-
-    Args:
-      lost: the result of :func:`jboost.objective.curvature.count_lost` in this round.
-    """
+    """Records the :func:`count_lost` of the first round that loses derivatives."""
     noted = jnp.concatenate([state.round[None], lost])
     first = (state.lost[1] == 0) & (lost[0] > 0)
     return state._replace(lost=jnp.where(first, noted, state.lost))
@@ -262,9 +257,6 @@ def scale_derivatives(
     of the splits. Then "relative" divides both by the mean curvature of the splits,
     except for unit curvature, which is independent of the scale of the loss: each pair
     is then divided by its own mean.
-
-    Returns:
-      Both pairs, and ``first`` with ``holds`` updated.
     """
     (shape, first), *rest = (
         _scale(scaling, weights, state, policy, each, first)

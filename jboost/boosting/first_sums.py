@@ -144,8 +144,7 @@ def find_leaf_sizes(
 ) -> Callable[[Float[Array, "3"]], Float[Array, "3"]] | None:
     """Returns a function that finds the leaf sums' greatest terms; None without sums.
 
-    Args:
-      first: the first sums of one score, of the derivatives that fit its leaves.
+    ``first`` are the sums of one score, of the derivatives that fit its leaves.
     """
     if first is None:
         return None

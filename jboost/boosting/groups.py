@@ -75,7 +75,6 @@ def read_groups(
 
     Args:
       weights: row weights, checked; None: 1.
-      prefix: the prefix of argument names in errors.
 
     Returns:
       The groups, without padding, and the weights that derivatives are multiplied by.
@@ -169,8 +168,7 @@ def check_first_group(
 ) -> None:
     """Checks the mask of a loss on one group; see :func:`check_loss_mask`.
 
-    Args:
-      targets: the targets of all rows, on the host, without padding.
+    The targets are those of all rows, on the host, without padding.
     """
     size = len(jax.tree.leaves(targets)[0])
     if groups.kind != "ids" or groups.number is None:
@@ -184,11 +182,7 @@ def check_first_group(
 
 
 def find_widths(sets: Iterable[tuple[RowGroups | None, int]]) -> list[int]:
-    """Returns the widths that a loss is traced for.
-
-    Args:
-      sets: groups and number of rows, with padding, of each set.
-    """
+    """Returns the widths to trace a loss for; numbers of rows include padding."""
     widths: set[int] = set()
     for each, size in sets:
         assert each is not None
@@ -239,9 +233,7 @@ def find_group_start(
 ) -> tuple[Float[Array, " K"], Bool[Array, ""]]:
     """Finds the number that minimizes the loss when it is added to all scores.
 
-    Returns:
-      The number for each score, and whether the loss depends on none of them; all
-      numbers are then 0.
+    If the loss depends on none of them, all are 0, and the second result is True.
     """
     weights = objective.weights
 
@@ -288,11 +280,7 @@ def solve_group_leaves(
     penalty: Float[Array, ""],
     l1: Float[Array, ""] | None,
 ) -> Float[Array, " L"]:
-    """Returns the values of all leaves of a tree; see :func:`solve_jointly`.
-
-    Args:
-      objective: the objective, with weight 0 for rows outside the bag.
-    """
+    """Returns leaf values by :func:`solve_jointly`; rows out of the bag weigh 0."""
     gradient, curvature = sums.gradient, sums.curvature
     if l1 is not None:
         gradient = gradient - jnp.clip(gradient, -l1, l1)

@@ -144,12 +144,7 @@ def bind_rows(
     num_scores: int,
     curvature: Any = None,
 ) -> Bound:
-    """Checks the data of the rows, and traces the loss for them.
-
-    Args:
-      codes: [N, F]; only the shape is looked at.
-      curvature: the user's own; None if there is none.
-    """
+    """Checks the data of the rows, and traces the loss; codes only give the shape."""
     num_rows, (y, sample_weight, offset, groups) = codes.shape[0], rows
     weights = np.ones(num_rows, np.float32)
     if sample_weight is not None:

@@ -20,11 +20,7 @@ _MOST_CELLS = 2**31
 
 
 def refuse_large_table(x: Any, settings: Settings, num_devices: int = 1) -> None:
-    """Refuses a dense table if its codes and scores cannot fit.
-
-    Args:
-      x: a matrix or a frame; sparse tables and other types are not checked.
-    """
+    """Refuses a matrix or frame, no other table, if codes and scores cannot fit."""
     shape = getattr(x, "shape", None)
     is_sparse = hasattr(x, "nnz") or hasattr(x, "nse")  # SciPy, JAX
     if not isinstance(shape, tuple) or len(shape) != 2 or is_sparse:
@@ -62,8 +58,7 @@ def refuse_large_model(
 ) -> None:
     """Refuses a model, or the models that are trained together, if they cannot fit.
 
-    Args:
-      may_stop: whether training may end before ``num_rounds``; one round counts then.
+    If training may end before ``num_rounds``, one round counts.
     """
     if not runs_on_cpu():
         return
@@ -86,11 +81,7 @@ def refuse_large_model(
 
 
 def refuse_large_histograms(method: Any, num_features: int, *, plain: bool) -> None:
-    """Refuses histograms of a level that cannot fit.
-
-    Args:
-      plain: whether trees grow in plain XLA, which writes all nodes of a level.
-    """
+    """Refuses histograms that cannot fit; plain XLA writes all nodes of a level."""
     if method.sorts_rows or not runs_on_cpu():
         return
     nodes = min(method.max_nodes, method.max_leaves or method.max_nodes)

@@ -57,12 +57,8 @@ def read_solver(settings: Settings, loss: Any) -> Settings:
 def take_arrays(gradient: Any, settings: Any, scores: Any) -> Any:
     """Takes the curvature out of the settings where a gradient is handed in.
 
-    Args:
-      scores: [N] or [N, K]. Gradient and curvature must have this shape; the curvature
-        may be one number.
-
-    Returns:
-      Gradient and curvature as [K, N]; None if there is no gradient.
+    Gradient and curvature must have the shape of the scores, [N] or [N, K], but the
+    curvature may be one number. Both are returned as [K, N]; None without a gradient.
     """
     if gradient is None:
         if np.ndim(settings.get("curvature", "auto")):
@@ -95,14 +91,10 @@ def trace_derivatives(
     num_scores: int,
     constants: tuple[Any, ...],
 ) -> tuple[Program, tuple[Any, ...]]:
-    """Traces a function of all rows that returns gradient and curvature.
+    """Traces ``function(scores, targets, key)``, which returns gradient and curvature.
 
-    Args:
-      function: called as ``function(scores, targets, key)``.
-      weights: [N]; only the shape is looked at.
-
-    Returns:
-      The program, and the constants of the loss and of the function.
+    Only the shape of the weights is used. The constants of the function follow those of
+    the loss.
     """
     if not callable(function):
         raise TypeError(

@@ -157,11 +157,7 @@ def fit_leaves(
     tree: Tree,
     leaf: Int32[Array, " N"],
 ) -> Tree:
-    """Returns the tree with its leaf values, times the learning rate.
-
-    Args:
-      tree, leaf: the result of :func:`sum_leaves`, and the leaf of every row.
-    """
+    """Returns the tree of :func:`sum_leaves` with values, times the learning rate."""
     method, limits = problem.method, plan.limits
     newton, groups, sums = _prepare(problem, state, plan, task, tree, leaf)
     bounds = None if tree.bounds is None else tree.bounds * task.fitted.value_unit
@@ -204,7 +200,6 @@ def are_steps_kept(
 
     Args:
       trees, leaf: the trees with the sums of their leaves, and the leaf of every row.
-      row_losses: the loss of each row before the round; None: unknown.
     """
 
     def check(task, tree, leaf, row_losses=None):
@@ -262,11 +257,7 @@ _STOPPING = Stopping(steps=10, residual=1e-6, least_bend=0.02, overshoot=0.5)
 def sum_shared_leaves(
     data: Data, plan: RoundPlan, tree: Tree, leaf: Int32[Array, " N"]
 ) -> Tree:
-    """Returns the tree with the sums that its leaf values are fitted to.
-
-    Args:
-      tree, leaf: the splits, without an axis of trees, and the leaf of every row.
-    """
+    """Computes :func:`sum_leaves` for a tree of all scores, with no axis of trees."""
     fitted, num_scores = plan.fitted, len(plan.k)
     tables, others = [fitted.gradient, fitted.curvature], [jnp.float32(1)]
     if fitted.known is not None:
@@ -291,9 +282,8 @@ def sum_shared_leaves(
 def _fit_shared_leaves(problem, learning_rate, state, plan, tree, leaf, pointed):
     """Returns the tree with its leaf values, times the learning rate.
 
-    Args:
-      pointed: whether the loss resembles |r| in most rows and its Hessian is useless:
-        each score is then fitted by itself, exactly. Traced or concrete.
+    ``pointed`` says that the loss resembles |r| in most rows, so that its Hessian is
+    useless: each score is then fitted by itself, exactly. It is traced or concrete.
     """
     each, method = _split_scores(problem, plan, tree), problem.method
     joint = method.leaf_solver == "joint" and not problem.loss.coupled
@@ -399,10 +389,9 @@ STRUCTURE = "structure of trees"  # reverse mode keeps it, besides the state
 def grow_round(
     problem: Problem, learning_rate: Float[ArrayLike, ""], state: BoostState
 ) -> tuple[BoostState, Tree, Bool[Array, " N"]]:
-    """Makes one round: K trees, one for each score, or one for all.
+    """Makes one round; returns the rows in the bag, too.
 
-    Returns:
-      The next state, the trees, and the rows that they learned from.
+    There are K trees, one for each score, or one for all.
     """
     state, raw = differentiate(problem, state)
     plan = start_round(problem, choose_scaling(problem), state, raw)
@@ -416,9 +405,8 @@ def grow_trees(
 ) -> tuple[Tree, Int32[Array, "T N"]]:
     """Grows the trees of a round, and sums the derivatives in their leaves.
 
-    Args:
-      fit: learning rate, state, and the ``pointed`` of :func:`fit_trees`, if leaf
-        values are computed here.
+    ``fit`` holds the learning rate, the state, and the ``pointed`` of
+    :func:`fit_trees`, if leaf values are computed here.
     """
 
     def grow(task):

@@ -119,11 +119,9 @@ def take_parts(
 
 
 class RoundInputs(NamedTuple):
-    """Inputs that differ from round to round.
+    """Inputs that differ from round to round: state and steps before it.
 
-    Attributes:
-      state, set_steps: the state before the round, and steps of the validation sets.
-      entry: the index of the round in the buffers.
+    ``entry`` is the index of the round in the buffers.
     """
 
     state: BoostState
@@ -249,8 +247,7 @@ def derive(
 ) -> tuple[BoostState | None, Derived]:
     """Computes the derivatives of all rows.
 
-    Returns:
-      The state, if the parameters of an adaptive loss have changed it; and derivatives.
+    The state is returned if the parameters of an adaptive loss have changed it.
     """
     problem = Problem(static, arrays)
     loss, policies = static.loss, set(list_policies(static.method))
@@ -349,9 +346,7 @@ def choose_stages(
 ) -> ProgramOptions:
     """Decides from concrete values which code the programs of a round contain.
 
-    Args:
-      state: the state before the first round.
-      reports: ``keep`` and ``bagged`` of :class:`FinishOptions`.
+    ``reports`` are ``keep`` and ``bagged`` of :class:`FinishOptions`.
     """
     method, kinks, loss = problem.method, state.kinks, problem.loss
     smooth, kind = None, None

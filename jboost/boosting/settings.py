@@ -402,9 +402,8 @@ class Settings:
 def read_settings(given: Mapping[str, Any]) -> Settings:
     """Checks all settings as far as possible without data.
 
-    Args:
-      given: values by name. Names that are not declared are left out, so that
-        ``locals()`` will do; defaults are filled in.
+    Names that are not declared are left out, so that ``locals()`` will do; defaults are
+    filled in.
     """
     values = {}
     for name, setting in declared(FitSettings).items():

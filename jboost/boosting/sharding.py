@@ -72,9 +72,8 @@ def run_sharded(
 ) -> Any:
     """Returns ``function(*operands)``, which runs on every shard of the mesh.
 
-    Args:
-      function: traced with the shards in force.
-      specs: the sharding of each operand, and ``results`` that of the results.
+    The function is traced with the shards in force. ``specs`` are the shardings of the
+    operands, and ``results`` is that of the results.
     """
 
     @for_host

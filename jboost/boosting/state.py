@@ -71,11 +71,7 @@ class Static(NamedTuple):
 
 
 class Arrays(NamedTuple):
-    """The part of a problem that a program takes as operands.
-
-    Attributes:
-      given: gradient and curvature of this round, if the caller hands them in.
-    """
+    """The operands of a program; ``given`` are derivatives that the caller hands in."""
 
     constants: tuple[Any, ...]
     numbers: Numbers
@@ -202,9 +198,8 @@ def start_state(
 ) -> tuple[BoostState, Int32[ArrayLike, ""]]:
     """Makes the state before the first round.
 
-    Returns:
-      The state, and the index in ``START_RULES`` of the rule that gave the initial
-      score; for losses of groups 1 where all common starts have the same loss.
+    The second result is the index in ``START_RULES`` of the rule that gave the initial
+    score; for losses of groups 1 where all common starts have the same loss.
     """
     if isinstance(loss, GroupLoss):
         return _start_groups(loss, constants, data, start)
