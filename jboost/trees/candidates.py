@@ -75,13 +75,8 @@ def find_bins(
     values, and a value with a share of 2 eps or more has a bin of its own. Chen and
     Guestrin 2016, eq. 8 and 9, require the same, as far as values can be cut at all.
 
-    Args:
-      mass: the mass of the row at each position, >= 0.
-      running: the running sum of ``mass``.
-
-    Returns:
-      The bin at each position, ascending within a node. The bin of a missing value
-      has no meaning.
+    Masses are at least 0, and ``running`` are their running sums. The bins ascend
+    within a node; the bin of a missing value has no meaning.
     """
     changes = segments.code[1:] != segments.code[:-1]
     ends = jnp.append(changes, True) | segments.last
@@ -171,9 +166,7 @@ def measure(
 ) -> Int32[Array, " N"]:
     """Returns masses as integers: their sum fits 31 bits, and equal ones stay equal.
 
-    Args:
-      values: the masses, >= 0.
-      in_bag: how many times each row counts; 0 for rows outside the bag.
+    The masses are at least 0. ``in_bag`` says how many times each row counts.
     """
     least = jnp.min(jnp.where(in_bag > 0, values, jnp.inf))
     values = jnp.where(in_bag > 0, values, 0.0)

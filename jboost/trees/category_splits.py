@@ -101,13 +101,10 @@ def find_mixed_split(
     lowest feature, then to the fewest categories (one by one: the lowest code), then to
     missing rows right.
 
-    Args:
-      categories: which features hold categories; they must not be monotone.
-      squares: sum over the node's rows of the square of the gradient's integer. With 0
-        nothing is shrunk, but by ``categories.smoothing``.
-
-    Returns:
-      A Split with threshold -1, and bits of the codes, where categories are split.
+    Categories must not be monotone. ``squares`` is the sum over the node's rows of the
+    square of the gradient's integer; with 0 nothing is shrunk, but by
+    ``categories.smoothing``. Where categories are split, the Split has threshold -1,
+    and bits of the codes.
     """
     is_category = jnp.zeros(features.shape, bool).at[categories.features].set(True)
     # min_gain is taken off at the end: rounding could make gains equal.

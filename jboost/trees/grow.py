@@ -316,9 +316,7 @@ def grow_levels(
       uniform: all rows in the bag have the same curvature, so that counts of rows
         follow from it.
 
-    Returns:
-      The tree and the leaf of every row. Where leaf values are limited, the tree
-      has the bounds of its leaves.
+    Where leaf values are limited, the tree has the bounds of its leaves.
     """
     num_rows = count_rows(gradient.shape[0])
     most = min(max_nodes or num_rows, max_leaves or num_rows, num_rows)

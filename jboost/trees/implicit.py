@@ -88,8 +88,7 @@ def _moved(groups, c):
 def _follow_rows(objective, groups, value, tangents):
     """Returns the tangents of the kinks that each value is at, or between.
 
-    Returns:
-      Tangents; whether a value is at a kink, and whether it is between two.
+    Masks say whether a value is at a kink, and whether it is between two.
     """
     k, minimizer, scores = groups.k, objective.minimizer, groups.scores[groups.k]
     known = jnp.isfinite(minimizer[k])
@@ -122,9 +121,8 @@ def derive_joint_start(
 ) -> Float[Array, " K"]:
     """Returns the tangent of a solution of ``minimise_jointly``: -H^+ dg.
 
-    Args:
-      start: minimizes the mean loss; g is the mean gradient there, H its derivative.
-      operands, tangents: the objective, the offset and the weights; their tangents.
+    ``start`` minimizes the mean loss; g is the mean gradient there, H its derivative.
+    The operands are the objective, the offset and the weights.
     """
     objective, offset, weights = operands[0]._replace(loss=loss), *operands[1:]
 

@@ -65,11 +65,7 @@ class MedianStart(NamedTuple):
 
 
 class Start(NamedTuple):
-    """An initial score.
-
-    Attributes:
-      rule: index of the rule that gave it in ``START_RULES``.
-    """
+    """An initial score, and the index in ``START_RULES`` of the rule that gave it."""
 
     score: Float[ArrayLike, " K"]
     rule: Int32[ArrayLike, ""]

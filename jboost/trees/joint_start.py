@@ -53,8 +53,7 @@ def damped_newton(objective, offset, weights, start, wanted):
     Each score gets its own unit, so that all curvatures agree within a factor of 4 (a
     mean in dollars may stand beside the logarithm of a scale).
 
-    Returns:
-      The last point; whether it is a minimum, and no curvature on the way was negative.
+    Also returns whether the last point is a minimum and no curvature was negative.
     """
 
     def unfinished(state):

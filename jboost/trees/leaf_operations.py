@@ -168,11 +168,8 @@ def derive_selected(
 
     It is midway between two keys of its group: the greatest key up to it and the least
     from it on, which may be the same. Rows of equal keys move it by the weighted mean
-    of their tangents. The tangent is 0 if such keys are missing.
-
-    Args:
-      key, moved: the key of each row and the tangent of the key.
-      counts: mask of the rows to choose from.
+    of their tangents. The tangent is 0 if such keys are missing. ``moved`` are the
+    tangents of the keys, and ``counts`` is the mask of the rows to choose from.
     """
     num_groups = middle.shape[0]
     group = jnp.where(counts, group, num_groups)
@@ -259,8 +256,7 @@ def _find_middles(sums, sum_digits):
 def _select(sum_digits, digit, table, target):
     """Finds the least key of each group where the cumulative kinks reach the target.
 
-    Args:
-      table: the sums by the first digit, over all shards.
+    ``table`` holds the sums by the first digit, over all shards.
     """
 
     def narrow(number, state, sums):

@@ -95,14 +95,9 @@ def newton_step(
 ) -> tuple[Float[Array, " L"], Float[Array, " L"]]:
     """Returns -G / (H + penalty) of each leaf (Chen and Guestrin 2016, eq. 5).
 
-    The value is 0 where H is not positive, as in XGBoost.
-
-    Args:
-      gradient, curvature: G and H, weighted sums over the leaf's rows.
-      l1: shift of G toward 0 before the step, from a term l1 |c| in the objective.
-
-    Returns:
-      The values, and the decrease G^2 / (2 (H + penalty)) that they promise.
+    It is 0 where H is not positive, as in XGBoost. G and H are weighted sums over the
+    leaf's rows; ``l1`` shifts G toward 0 first, for a term l1 |c| in the objective. The
+    second result is the decrease G^2 / (2 (H + penalty)) that the values promise.
     """
     weight = jnp.where(curvature > 0, curvature + penalty, jnp.inf)
     if l1 is not None:
@@ -317,10 +312,8 @@ def keeps_steps(
 
     If the rounding error of the loss hides that (one row far away is enough), the slope
     after the step decides. A quadratic that falls by a quarter of the promise then
-    has a slope of at most 3/2 the promise over the step.
-
-    Args:
-      before: the loss of each row at the scores of ``groups``; None: computed here.
+    has a slope of at most 3/2 the promise over the step. ``before`` is the loss of each
+    row at the scores of ``groups``; None: computed here.
     """
     kept, hidden = _compare_losses(objective, groups, step, promised, before)
     return jax.lax.cond(
@@ -463,9 +456,8 @@ def locate_minima(
 ) -> Minimum:
     """Finds where each problem's slope changes its sign, from 0.
 
-    Args:
-      step: distance of the first probe, > 0.
-      side: the slope of ``l1`` |c| where the minimum lies; None for 0.
+    The first probe is at a distance of ``step`` > 0. ``side`` is the slope of
+    ``l1`` |c| where the minimum lies; None for 0.
     """
     start, *ends = _bounds(objective.minimizer, groups)
 

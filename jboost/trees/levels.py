@@ -208,9 +208,7 @@ def settle_splits(
 ) -> tuple[Split, Bool[Array, " M"]]:
     """Decides where missing values go, given the rows left, right and missing.
 
-    Returns:
-      The splits as they are to be written, and whether each left child has no more
-      rows than the right one.
+    Also returns whether each left child has no more rows than the right one.
     """
     threshold = jnp.where(split.found, split.threshold, num_bins - 1)
     # Where training saw no missing value, missing goes to the child with more rows.

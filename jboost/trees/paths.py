@@ -96,8 +96,7 @@ def descend(
 ) -> Paths:
     """Passes constraints to slots 2 r and 2 r + 1, the children of source[r].
 
-    Args:
-      position: position of each slot's node on its own level.
+    Positions are those of nodes on their own level.
     """
     if paths.bounds is not None and paths.leaf_bounds is not None:
         assert child_bounds is not None

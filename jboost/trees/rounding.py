@@ -59,9 +59,8 @@ def make_measure(
 ) -> Quantization:
     """Returns the measure for derivatives in the units of ``fixed``.
 
-    Args:
-      uniform: the curvature of every row, if they are equal. It becomes the unit, so
-        that a row's integer is 1: a count, exact however the gradient is rounded.
+    ``uniform`` is the curvature of every row, if they are equal. It becomes the unit,
+    so that a row's integer is 1: a count, exact however the gradient is rounded.
     """
     unit = fixed.unit
     if uniform is not None:
@@ -96,9 +95,7 @@ def make_rows(
 ) -> RoundedRows:
     """Rounds all rows' derivatives to integers.
 
-    Args:
-      uniform: whether the curvature is 0 or one number for every row in the bag.
-      measure: result of :func:`measure_rows` for all rows; None: computed here.
+    The curvature is ``uniform`` if it is 0 or one number for every row in the bag.
     """
     rows = (gradient, curvature, in_bag)
     measure = measure or measure_rows(*rows, uniform)

@@ -150,14 +150,10 @@ def search_cuts(
 ) -> tuple[Float[Array, ""], Int32[Array, ""], Bool[Array, ""]]:
     """Finds the best of all cuts, in both directions of the missing rows.
 
-    Args:
-      measure: (left, right) -> the gain of each cut, -inf where it is not admissible.
-      cumulative: sums of the rows left of each cut, missing rows included.
-      total: sums of all rows of the node, for all features or for each feature.
-
-    Returns:
-      The best cut's gain, its index in [F, B], flattened, and whether missing rows go
-      left.
+    ``measure`` takes the sums left and right of each cut, and returns gains, -inf where
+    a cut is not admissible. ``cumulative`` are the sums left of each cut, with missing
+    rows; ``total`` is that of the node, for all features or for each. Returns the best
+    gain, the flattened index of its cut in [F, B], and whether missing rows go left.
     """
 
     def try_direction(direction, best):
@@ -259,9 +255,8 @@ def limited_score(sums, unit, l2, values):
 def bound_children(cut, total, unit, l2, values, feature, is_missing):
     """Returns the bounds [2, 2] of the leaf values below the children of one node.
 
-    Args:
-      cut, total: sums of the rows that go left, and of all rows of the node.
-      is_missing: whether only missing values go right.
+    ``cut`` are sums of the rows that go left, ``total`` those of all rows of the node.
+    If ``is_missing``, only missing values go right.
     """
     left = limited_score(cut, unit, l2, values)[1]
     right = limited_score(total - cut, unit, l2, values)[1]
