@@ -66,9 +66,8 @@ class Batch(NamedTuple):
 class PreparedGroups(NamedTuple):
     """The groups of a set of rows, and the intermediate results that no score changes.
 
-    Attributes:
-      batches: one for each table.
-      slot: the slot of each row in the tables; None for one group of all rows in order.
+    There is a batch for each table. ``slot`` is the place of each row in the tables;
+    None for one group of all rows in order.
     """
 
     batches: tuple[Batch, ...]
@@ -193,11 +192,7 @@ def draw_groups(
 
 
 def map_groups(function: Callable[[Any], _T], operands: Any, chunk: int) -> _T:
-    """Maps a function over groups, at most ``chunk`` at a time.
-
-    Args:
-      operands: a pytree of arrays with a first axis of groups.
-    """
+    """Maps a function over groups, axis 0 of ``operands``, ``chunk`` at a time."""
     count = len(jax.tree.leaves(operands)[0])
     if count == 1:
         found = function(jax.tree.map(lambda array: array[0], operands))

@@ -109,10 +109,8 @@ def _find_flat_direction(objective, scores, weights, unit):
 
     It is a random vector minus its projection on the range of the mean Hessian A, by
     conjugate gradients for |A n|^2. If A is regular, little is left, and its direction
-    is meaningless: the caller checks its effect on the rows.
-
-    Args:
-      unit: factor of each score, which makes each diagonal entry of A 1 or 0.
+    is meaningless: the caller checks its effect on the rows. The factors ``unit`` make
+    each diagonal entry of A 1 or 0.
     """
 
     def multiply(vector):

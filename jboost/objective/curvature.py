@@ -44,10 +44,7 @@ def information_triangles(
     """Returns the information of every row, the entries F_kl with k <= l, row by row.
 
     P = K (K + 1) / 2, in the order of ``numpy.triu_indices(K)``. N matrices are never
-    in memory at once.
-
-    Args:
-      seed: the seed of random draws, used if the distribution has no formula.
+    in memory at once. The seed is used if the distribution has no formula.
     """
     return map_information(objective, scores, _row_seeds(scores, seed), pack_triangles)
 
@@ -109,10 +106,8 @@ def informed_derivatives(
     and the Newton step, by information, of the loss with row weights w. a = 1
     ("fisher") weights rows by their information about the score; a = 0 ("natural")
     weights all rows alike, as NGBoost does. With a = 1/2 ("standardized"), w g =
-    g / sqrt(F) has unit variance in each row if the distribution is right.
-
-    Returns:
-      w g; w F; w, or None for a = 1.
+    g / sqrt(F) has unit variance in each row if the distribution is right. The last
+    result is None for a = 1.
     """
     gradient = gradients(objective, scores)
     information = information_diagonals(objective, scores, seed)
@@ -159,11 +154,8 @@ def smoothing_scale(
     1, if that is greater); :func:`_scale_by_steps` may replace it. It is never so small
     that F +- delta rounds to F.
 
-    Args:
-      guess: the second result in the round before; it changes no result.
-
-    Returns:
-      delta, and the greatest terms of its sums.
+    Also returns the greatest terms of the sums, a ``guess`` for the next round; a guess
+    changes no result.
     """
     minimizer = objective.minimizer
     assert minimizer is not None
@@ -316,9 +308,8 @@ def count_lost(
 ) -> Int32[Array, "2"]:
     """Returns how many rows have lost a derivative, and the first of them (or 0).
 
-    Args:
-      is_any: True if ``find`` finds any row of this device; it is called only then.
-      find: returns a mask of the rows that have lost a derivative.
+    ``find`` returns a mask of them. It is called only if ``is_any``, which says that it
+    finds any row of this device.
     """
 
     def count(_):

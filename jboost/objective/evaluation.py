@@ -324,11 +324,7 @@ def map_information(
     finish: Callable[..., Float[Array, "... N"]],
     *operands: Any,
 ):
-    """Applies ``finish(rows, *operands)`` to the information of blocks of rows.
-
-    Args:
-      finish: a function of a module, see :func:`map_hessians`.
-    """
+    """Applies ``finish`` to the information of rows like :func:`map_hessians`."""
     part = without_minima(objective)._replace(targets=seeds, parameters=())
     return _map_information(part, scores, finish, operands)
 
@@ -367,12 +363,9 @@ def weighted_means(
 ) -> tuple[list[Float[Array, ""]], Float[Array, " S"] | None]:
     """Returns :func:`weighted_mean` of each pair of values and weights.
 
-    Args:
-      guess: an estimate of the greatest terms, two for each pair, if rows are sharded;
-        see :func:`jboost.numerics.exact.sum_guessed`. It changes no result.
-
-    Returns:
-      The means, and the greatest terms.
+    ``guess`` estimates the greatest terms, two for each pair, if rows are sharded; it
+    changes no result. The greatest terms are the second result; see
+    :func:`jboost.numerics.exact.sum_guessed`.
     """
     if guess is None:
         return [weighted_mean(*pair) for pair in pairs], None

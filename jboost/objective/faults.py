@@ -31,11 +31,7 @@ def find_gaps(targets: Any, weights: Any) -> Bool[np.ndarray, " N"]:
 
 
 def describe_gap(name: str, target: Any, row: int) -> str:
-    """Returns the message that a target must be finite.
-
-    Args:
-      target: the target of the row, a pytree of numbers.
-    """
+    """Returns the message that a target, a pytree of numbers, must be finite."""
     return (
         f"{name} must be finite in every row of positive weight, got "
         f"{show(target)} in row {row}; a custom loss may take infinities and NaN if "
@@ -44,11 +40,7 @@ def describe_gap(name: str, target: Any, row: int) -> str:
 
 
 def describe_lost_slope(target: Any, row: int, place: str) -> str:
-    """Returns the message that a gradient must be finite, and how to achieve it.
-
-    Args:
-      place: a description of the score.
-    """
+    """Returns the message that a gradient must be finite, and how to achieve it."""
     return (
         f"loss must have a gradient wherever it is finite, got NaN in row {row} for "
         f"target {show(target)} at {place}; a branch of jnp.where that is not taken "
@@ -62,9 +54,8 @@ def warn_of_lost_rows(
 ) -> None:
     """Warns of rows with derivatives that became NaN or infinite in some rounds.
 
-    Args:
-      before, after: ``lost`` of the states of all runs before and after these rounds;
-        see :class:`jboost.boosting.state.BoostState`.
+    The arguments are ``lost`` of the states of all runs before and after these rounds;
+    see :class:`jboost.boosting.state.BoostState`.
     """
     before, after = before.reshape(-1, 3), after.reshape(-1, 3)
     if before[:, 1].any() or not after[:, 1].any():

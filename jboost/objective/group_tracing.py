@@ -116,11 +116,7 @@ def _call_estimate(loss, scores, targets, weights, groups):
 
 
 def estimate_in_group(loss: Any, targets: Any, num_scores: int) -> Any:
-    """Returns the parameters of an adaptive loss in one group; () for other losses.
-
-    Args:
-      targets: the targets of the rows of the group; their scores are 0.
-    """
+    """Returns the parameters of an adaptive loss in a group at scores 0; else ()."""
     if not isinstance(loss, Adaptive):
         return ()
     size = len(jax.tree.leaves(targets)[0])
@@ -314,10 +310,7 @@ def check_loss_mask(
     """Checks that a loss accepts a group, and that masked rows do not change it.
 
     If they only multiply the loss, because it divides by the number of all rows, a
-    warning replaces the error.
-
-    Args:
-      targets: the targets of the rows of one group, on the host.
+    warning replaces the error. The targets are those of one group, on the host.
     """
     inputs = read_inputs(loss)
     if not inputs.where:
@@ -355,11 +348,7 @@ def check_loss_mask(
 def check_metric_mask(
     name: str, function: Callable[..., Any], targets: Any, num_scores: int
 ) -> None:
-    """Checks that masked rows do not change a metric of groups.
-
-    Args:
-      targets: the targets of a few rows, on the host.
-    """
+    """Checks on a few rows that masked ones do not change a metric of groups."""
     inputs = read_inputs(function)
 
     @jax.jit
@@ -391,8 +380,7 @@ class _Trial:
     def find_change(self, same_size: bool = False) -> _Change | None:
         """Returns two values of the same real rows that differ, if there are any.
 
-        Args:
-          same_size: whether the number of masked rows must stay the same.
+        With ``same_size`` the number of masked rows stays the same.
         """
         added = f"with {_ADDED} masked rows added"
         high, low = self._find(_HIGH), self._find(-_HIGH)

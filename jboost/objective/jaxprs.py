@@ -95,15 +95,10 @@ def split_program(
 ) -> tuple[Program, Program]:
     """Splits off the part of a program that does not depend on its late arguments.
 
-    Args:
-      late: shapes of the first arguments, which change from call to call; the others,
-        the early ones, do not.
-      most: the greatest size of an intermediate result that is kept; larger ones are
-        computed again.
-
-    Returns:
-      A program that takes the early arguments and returns intermediate results, and one
-      that takes all arguments and these results, and returns the program's results.
+    Late arguments come first and change from call to call; the early ones do not. The
+    first program takes the early arguments and returns intermediate results of at most
+    ``most`` numbers; larger ones are computed again. The second one takes all arguments
+    and these results.
     """
     jaxpr = program.jaxpr
     first = len(program.constants) + len(jax.tree.leaves(late))
@@ -169,11 +164,9 @@ def _rest_of_program(program, equations, kept):
 
 
 def retrace(program, run, inputs=None):
-    """Returns the program of another function.
+    """Returns the program of ``run``, a function of the inputs that returns a list.
 
-    Args:
-      run: takes the values of the inputs; returns a list of results.
-      inputs: variables; None for those of the program.
+    The inputs are variables; None for those of the program.
     """
     inputs = program.jaxpr.invars if inputs is None else inputs
     traced = jax.make_jaxpr(run)(*map(_shape_of, inputs)).jaxpr
@@ -188,9 +181,7 @@ def separate_products(program: Program, one: int) -> Program:
     stream's program and under vmap. We compute (a * b) * 1 + c, where only the product
     with 1 can be contracted, which rounds nothing; XLA does not know that it is 1. The
     clip of :func:`jboost.numerics.derivatives.round_alone` would hide infinities.
-
-    Args:
-      one: the index of a 1 in the loss's tuple of constants.
+    ``one`` is the index of a 1 in the loss's tuple of constants.
     """
     jaxpr, place = program.jaxpr, len(program.constants)
     summands = {
@@ -470,8 +461,7 @@ class _Unknown(Exception):
 def trace_diagonal(gradient: Program, num_scores: int) -> Program | None:
     """Returns the program of the diagonal of the Hessian; None if it needs K^2 numbers.
 
-    Args:
-      gradient: a program with the K scores as its first argument.
+    The K scores are the first argument of ``gradient``.
     """
     jaxpr, place = gradient.jaxpr, len(gradient.constants)
 

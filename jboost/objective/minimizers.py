@@ -66,11 +66,8 @@ def bisect_minimum(
     """Finds minima when evaluating slopes is cheap.
 
     Brackets on both sides at once, then bisects both edges of the flat interval over
-    float32 bit patterns.
-
-    Args:
-      slope, start, step, wanted, num_probes: the arguments of ``find_minimum``, but for
-        problems of any shape, and slopes without rounding error.
+    float32 bit patterns. The arguments are those of ``find_minimum``, but for problems
+    of any shape, and slopes without rounding error.
     """
     here = slope(start)
     state = _begin_bracket(start, step, here)
@@ -363,9 +360,7 @@ def kink_slopes(
 ) -> tuple[Float[Array, " N"], Float[Array, " N"]]:
     """Returns the magnitudes of each row's slopes beside its minimizer, for K = 1.
 
-    Args:
-      distance: distance from the minimizer, added to the distance that its rounding
-        error requires.
+    The distance is added to the one that the minimizer's rounding error requires.
     """
     assert objective.minimizer is not None
     left, right = _points_beside(objective.minimizer, distance)

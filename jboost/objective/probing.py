@@ -98,11 +98,7 @@ def renew_probe(
     probe: Probe,
     round_number: Int32[Array, ""],
 ) -> tuple[Float[Array, "K N"], Probe]:
-    """Computes the gradient of a round and updates the probe.
-
-    Args:
-      objective: the loss bound to its data; its ``words`` seed the signs.
-    """
+    """Computes a round's gradient, and updates the probe; ``words`` seed the signs."""
     signs = _draw_signs(objective.words, scores)
 
     def gradient_at(scores):

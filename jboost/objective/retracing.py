@@ -46,9 +46,7 @@ def trace_loss_once(
     read (from a closure, defaults or global variables) was replaced. Functions that
     read objects that may change in place, such as NumPy arrays, are always traced.
 
-    Args:
-      widths, weighted: arguments of :func:`trace_group_loss`, for a loss of groups;
-        ``widths`` is None for a loss of one row.
+    ``widths``, for :func:`trace_group_loss`, is None for a loss of one row.
     """
 
     def trace():
@@ -71,8 +69,7 @@ def trace_loss_once(
 def _describe(value: Any, seen: dict[int, Any]) -> Hashable:
     """Returns a key that two values share only if they compute the same.
 
-    Raises:
-      _UnknownState: the value may change in place.
+    Raises :class:`_UnknownState` if the value may change in place.
     """
     if isinstance(value, _SCALARS):
         return type(value), value
