@@ -172,11 +172,8 @@ def sum_rows(
     Terms are rounded to multiples of 2^-38 times the power of two above the greatest
     magnitude and added as integers; the result is rounded to float32. The error is at
     most N 2^-39 times the greatest magnitude, and that rounding. A sum that holds NaN
-    or infinities is NaN or infinite, as in floating point.
-
-    Args:
-      weights: factor of each row; rows of weight 0 may hold anything. In the bound of
-        the error, N is then the number of rows that whole weights stand for.
+    or infinities is NaN or infinite, as in floating point. Rows of weight 0 may hold
+    anything. With weights, N is the number of rows that whole weights stand for.
     """
     if current_shards() is not None:
         return sum_each((values, weights))[0]
@@ -216,11 +213,7 @@ def sum_each(
 
 
 class SpeculativeSums(NamedTuple):
-    """Results of :func:`sum_guessed`.
-
-    Attributes:
-      sizes: the greatest term of each sum, a guess for the next call.
-    """
+    """Results of :func:`sum_guessed`; ``sizes`` are a guess for the next call."""
 
     sums: list[Float[Array, "..."]]
     sizes: list[Float[Array, "..."]]
@@ -330,10 +323,8 @@ def choose_scale(
     """Finds the largest scales that keep every sum over rows within 31 bits.
 
     Rounding is to nearest while at least 16 bits a row remain; below, stochastic.
-
-    Args:
-      values: finite; 0 for rows that must not count.
-      times: how many times each row counts; None: once.
+    Values are finite, and 0 for rows that must not count. ``times`` is how often each
+    row counts; None: once.
     """
     weights = None if times is None else times.astype(jnp.float32)
     return fit_scale(sum_rows(jnp.abs(values), weights), num_rows)

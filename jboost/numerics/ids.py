@@ -13,11 +13,7 @@ from jboost.entry.checks import refuse_mask
 
 
 def read_ids(ids: Any, name: str = "groups") -> np.ndarray:
-    """Returns ids as an array of one dimension.
-
-    Args:
-      ids: concrete ids, none of them missing.
-    """
+    """Returns concrete ids, none of them missing, as an array of one dimension."""
     if isinstance(ids, Tracer):
         raise TypeError(
             f"{name} must be concrete, because they determine shapes; make them with "

@@ -26,8 +26,7 @@ def count_words(like: Any) -> int:
 def unpack(words: Int32[np.ndarray, "R W"], like: Any) -> Any:
     """Returns the pytree that was packed in each row, with an axis R in front.
 
-    Args:
-      like: a pytree of arrays of the shapes and types of those that were packed.
+    ``like`` has the shapes and types of the arrays that were packed.
     """
     leaves, structure = jax.tree.flatten(like)
     ends = np.cumsum([np.size(leaf) for leaf in leaves])
