@@ -237,11 +237,7 @@ def count_least_rows(
     and one pseudo-row at zero (l2 = 1), two are beyond the quantile on average. If the
     slopes differ from row to row, the number for a median. 20 if kinks can be anywhere,
     or the loss is constant on one side of a row's minimum, as a hinge loss is.
-
-    Args:
-      pointed, kinks: properties of the loss with its data, before the first round.
-      known: mask of the known targets of each score; each score then has its own
-        count. None: all targets are known.
+    If ``known`` masks the known targets of each score, each score has its own count.
     """
     if kinks is None:
         return _count_rows(pointed, weights, known)

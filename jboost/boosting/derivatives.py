@@ -396,10 +396,9 @@ _LEAST_SPREAD = 1e-5  # share of the largest eigenvalue; below it no gradient ha
 class Projection(NamedTuple):
     """Derivatives along one direction, for a tree of all scores.
 
-    Attributes:
-      derivatives: the derivatives of every row, with a leading axis of length 1.
-      units: the units of the leaf values, in a container without derivatives of rows;
-        :func:`jboost.boosting.round.shaping_limits` converts limits with them.
+    The derivatives of rows have a leading axis of length 1. ``units`` are those of the
+    leaf values, without derivatives of rows, for
+    :func:`jboost.boosting.round.shaping_limits`.
     """
 
     derivatives: RowDerivatives

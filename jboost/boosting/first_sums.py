@@ -48,10 +48,8 @@ class ShardStatistics(NamedTuple):
 class SumGuesses(NamedTuple):
     """The greatest terms of sums, which the next round guesses to be the same.
 
-    Attributes:
-      first: the greatest terms in :func:`sum_first`.
-      smoothing: the greatest terms in
-        :func:`jboost.objective.curvature.smoothing_scale`.
+    They are those of :func:`sum_first` and of
+    :func:`jboost.objective.curvature.smoothing_scale`.
     """
 
     first: list[Float[Array, "*K"]]

@@ -59,13 +59,7 @@ def report_round(
     in_bag: Bool[Array, " N"] | None,
     sizes: Float[Array, " G"] | None = None,
 ) -> Report:
-    """Reports a round.
-
-    Args:
-      keep: whether metrics need the scores.
-      in_bag: rows that the trees learned from; None: all rows.
-      sizes: the sizes of the last report, or of :func:`no_sizes`.
-    """
+    """Reports a round; ``in_bag`` is None if the trees learned from all rows."""
     loss, constants, data = problem.loss, problem.constants, problem.data
     parameters = reported_parameters(loss, state)
     set_scores = [

@@ -78,13 +78,10 @@ def split_pairs(
 ) -> tuple[tuple[RawDerivatives, ...], Bool[Array, ""], Int32[Array, "2"]]:
     """Undoes :func:`join_pairs`, and leaves out derivatives that are not finite.
 
-    Args:
-      all_finite: the second result, if it is known.
-
-    Returns:
-      The derivatives; True if those of all rows of positive weight are finite; and the
-      result of :func:`jboost.objective.curvature.count_lost` for joined derivatives, 0
-      for others, which :func:`differentiate` has counted.
+    ``all_finite`` is the second result, if it is known: whether the derivatives of all
+    rows of positive weight are finite. The third result is that of
+    :func:`jboost.objective.curvature.count_lost` for joined derivatives, 0 for others,
+    which :func:`differentiate` has counted.
     """
     found = [_split(each, weights, all_finite) for each in raw]
     finite = jnp.all(jnp.stack([each for _, each, _ in found]))
@@ -146,7 +143,6 @@ class RoundTrees(NamedTuple):
       state, set_steps: the state after the round, without fields that depend on the
         loss, and steps of the validation sets; None if leaf values are no Newton steps.
       words: the packed trees of all rounds so far.
-      all_finite: whether ``derive`` left nothing out.
     """
 
     plan: RoundPlan
@@ -159,13 +155,10 @@ class RoundTrees(NamedTuple):
 
 
 class RoundBuffers(NamedTuple):
-    """Outputs of rounds other than trees; axis 0 is the round.
+    """Outputs of rounds other than trees; axis 0 is the round, but not in ``sizes``.
 
-    Attributes:
-      numbers: each :class:`Summary`, packed by :func:`jboost.numerics.packing.pack`.
-      parameters: the parameters of an adaptive loss after each round; otherwise ().
-      sizes: the sizes of the last :class:`jboost.boosting.reports.Report`, without an
-        axis of rounds.
+    ``numbers`` holds each :class:`Summary`, packed by
+    :func:`jboost.numerics.packing.pack`.
     """
 
     numbers: Int32[Array, "R S"]
@@ -379,15 +372,11 @@ def finish(
     stored: RoundBuffers,
     row_losses: Float[Array, " N"] | None,
 ) -> tuple[Any, RoundBuffers, Float[Array, " N"] | None]:
-    """Completes a round, and stores it.
+    """Completes a round, and stores it; ``row_losses`` are None if they are unknown.
 
-    Args:
-      row_losses: the loss of each training row before the round; None: unknown.
-
-    Returns:
-      The state, the steps of the validation sets and the packed trees, if
-      ``options.solve``, else the parameters of an adaptive loss; the buffers with this
-      round; and ``row_losses`` after the round.
+    Returns the state, the steps of the validation sets and the packed trees, if
+    ``options.solve``, else the parameters of an adaptive loss; the buffers with this
+    round; and ``row_losses``, the losses of the training rows, after the round.
     """
     state, set_steps, rate, entry = turn
     if not options.bagged:
