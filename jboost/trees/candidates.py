@@ -115,14 +115,10 @@ def propose(
 ) -> tuple[DenseCodes, Int32[Array, "F B"]]:
     """Proposes candidates for a whole tree: at most B - 1 bins of values per feature.
 
-    Args:
-      codes: the codes of the rows, one for every distinct value; with ``order``.
-      mass: the mass of each row, >= 0; its sum must fit 31 bits.
-      num_bins: B, the missing code included.
-
-    Returns:
-      The code of each row's bin (0 for missing values, 1 for the lowest bin), and the
-      highest code of a value in the bins up to each one.
+    There is a code for every distinct value, and ``order``. Masses are at least 0, and
+    their sum must fit 31 bits. B includes the missing code. Returns the code of each
+    row's bin (0 for missing values, 1 for the lowest bin), and the highest code of a
+    value in the bins up to each one.
     """
     run = choose(cpu=_propose_natively, xla=_propose_plainly, num_bins=num_bins)
     return run(codes, mass)

@@ -356,13 +356,10 @@ def grow_sorted_tree(
     rule for ties. A threshold is the code of the highest value on its left among the
     node's rows. So where each code is a bin of its own, both grow the same tree.
 
-    Arguments that are not listed are those of :func:`jboost.trees.grow.grow_levels`.
-
-    Args:
-      codes: the codes of the rows, with ``order``.
-      limits: the numbers that shape the tree; ``max_bins`` is that of each node.
-      mass: the weight of each row in a node's quantiles, from
-        :func:`jboost.trees.candidates.measure`; None: every value is a candidate.
+    The codes need ``order``, and ``limits.max_bins`` is that of each node. ``mass`` is
+    the weight of each row in a node's quantiles, from
+    :func:`jboost.trees.candidates.measure`. The other arguments are those of
+    :func:`jboost.trees.grow.grow_levels`.
     """
     num_rows = codes.num_rows
     most = min(max_nodes or num_rows, max_leaves or num_rows, num_rows)

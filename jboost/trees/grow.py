@@ -155,7 +155,6 @@ def _grow_natively(
     codes, gradient, curvature, in_bag, seed, limits, measure=None, *, max_depth,
     num_bins, most, max_leaves, uniform,
 ):  # fmt: skip
-    """Grows the tree by the CPU kernels."""
     sizes = grow_cpu.TreeSizes(
         max_depth=max_depth,
         max_leaves=max_leaves or 0,

@@ -33,11 +33,8 @@ def sum_histogram(
     histogram[m, f, b, c] = sum of channels[i, c] over rows i with node[i] = m and
     code b in feature f. Under ``vmap`` the batch is processed one by one.
 
-    Args:
-      codes: dense or sparse codes; of sparse ones only stored entries are summed: the
-        sum of the others is the node's minus theirs.
-      node: the node of each row, in [0, num_nodes); rows with other values are left
-        out.
+    Of sparse codes only stored entries are summed: the sum of the others is the node's
+    minus theirs. Rows with a node outside [0, num_nodes) are left out.
     """
     _check_rows(codes, channels, node)
     sizes = dict(num_nodes=num_nodes, num_bins=num_bins)
@@ -64,10 +61,8 @@ def sum_plain_histogram(
 ) -> Int32[Array, "M F B C"]:
     """Computes :func:`sum_histogram` in plain XLA, or by a kernel for GPUs or TPUs.
 
-    Args:
-      enabled: whether the sums are needed; otherwise they are 0.
-      counted: whether those of the third channel are needed; otherwise they are 0.
-      children: whether the nodes are smaller children, of at most N // 2 rows.
+    Sums are 0 unless ``enabled``, those of the third channel unless ``counted``. With
+    ``children`` the nodes are smaller children, of at most N // 2 rows.
     """
     _check_rows(codes, channels, node)
     sizes = dict(num_nodes=num_nodes, num_bins=num_bins)

@@ -39,10 +39,8 @@ def derive_solution(
     NaN if the ends are not at the minimizers of rows. A value that is no minimum moves
     with the step if it equals the step, and else not at all.
 
-    Args:
-      slope: takes an objective, groups and c; returns S(c) and its rounding error.
-      operands, tangents: the objective, its groups, the step and ``wanted``; the
-        tangent of each.
+    ``slope`` takes an objective, groups and c; it returns S(c) and its rounding error.
+    The operands are the objective, its groups, the step and ``wanted``.
     """
     arrays, groups, step, wanted = operands
     objective = arrays._replace(loss=loss)

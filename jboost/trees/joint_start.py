@@ -81,7 +81,6 @@ class _Newton(NamedTuple):
     """State of Newton's method.
 
     Attributes:
-      turn: number of steps tried.
       damping: number added to the curvatures, relative to the largest.
       moved: length of the last step, in standard units.
       convex: whether no curvature on the way was negative.
@@ -132,10 +131,8 @@ class _Solution(NamedTuple):
     """State of the conjugate gradients of a step, in standard units.
 
     Attributes:
-      number: number of products so far.
       step: minimizer of the parabola along the directions so far.
       left: the residual, which is the negated slope after the step.
-      along: the next direction.
       product: inner product of the residual and the preconditioned residual.
     """
 
@@ -476,13 +473,7 @@ class _Merit(NamedTuple):
 
 
 class _Descent(NamedTuple):
-    """The best point so far.
-
-    Attributes:
-      turn: number of runs of Newton's method.
-      done: whether more would not help.
-      zero: K zeros.
-    """
+    """The best point so far; ``done`` if more runs of Newton's method do not help."""
 
     turn: Int32[Array, ""]
     best: _Merit

@@ -37,10 +37,8 @@ def add_values(
 ) -> Float[Array, "K N"]:
     """Returns scores[k, i] + values[k, leaf[k, i]]; rows without a leaf keep theirs.
 
-    Args:
-      leaf: the leaf of each row in each score's tree, or in one tree for all
-        (T = 1); numbers outside [0, L) stand for no leaf.
-      in_place: whether the memory of the scores may be reused.
+    Leaves are those of each score's tree, or of one for all (T = 1); numbers outside
+    [0, L) stand for no leaf. With ``in_place`` the memory of the scores may be reused.
     """
     leaf = jnp.broadcast_to(leaf, scores.shape)
 
@@ -260,7 +258,6 @@ def _select(sum_digits, digit, table, target):
     """
 
     def narrow(number, state, sums):
-        """Finds a digit."""
         prefix, below = state
         shift = 32 - digit * (number + 1)
         # Up to each digit, and before it. A low part is below 2^20, of 256 digits.
