@@ -341,7 +341,6 @@ def are_finite(
 
 
 def _needs_smoothing(objective, gradient, hessian, weights, curvature):
-    """Returns whether derivatives at F +- delta are needed."""
     needed = ~are_finite(gradient, hessian, weights)
     if not _looks_at_minima(objective.loss, curvature):
         return needed
@@ -350,7 +349,6 @@ def _needs_smoothing(objective, gradient, hessian, weights, curvature):
 
 
 def _looks_at_minima(loss, curvature):
-    """Returns whether a policy depends on the minima of rows."""
     return curvature in ("auto", "secant") and not loss.quadratic
 
 
@@ -430,10 +428,8 @@ def least_curvature(
 ) -> Float[Array, " K"]:
     """Returns 1e-6 times the weighted mean of the positive part of the curvature.
 
-    Args:
-      mean: the result of :func:`mean_positive`.
-      start: the mean curvature at the start of training, if scores interact; a second
-        lower bound, up to 4 times ``mean``.
+    ``mean`` is the result of :func:`mean_positive`. If scores interact, ``start``, the
+    mean curvature at the start of training, is a second bound, up to 4 times ``mean``.
     """
     least = _FLOOR * mean
     if start is None:

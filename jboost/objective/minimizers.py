@@ -105,9 +105,7 @@ class _Bracket(NamedTuple):
     """Brackets of the minima of P problems; NaN for unknown points.
 
     Attributes:
-      turn: the number of probes made on each side.
       width: the distance of the next probes from the start.
-      points: the next probes.
       left, right: the nearest points of negative and of positive slope.
       flat_left, flat_right: the nearest points of zero slope on each side.
     """

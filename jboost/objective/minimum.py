@@ -59,7 +59,6 @@ class _State(NamedTuple):
     """Holds the search state of P problems; NaN for unknown numbers.
 
     Attributes:
-      turn: number of slopes evaluated so far.
       point: the point of the next slope to evaluate.
       width: distance of the next probe from the start, while bracketing.
       left, right: nearest points of negative and of positive slope, or bounds.
@@ -311,7 +310,6 @@ def is_faded(numpy: Any, left: Any, right: Any, fall: Any, rise: Any) -> Any:
 
 @elementwise
 def _conclude(numpy, state, start, low, high, wanted):
-    """Turns the final state into minima."""
     no_left, no_right = numpy.isnan(state.left), numpy.isnan(state.right)
     flat = ~numpy.isnan(state.zero_left)
     # A change of sign within the rounding error of the first slope does not count.
