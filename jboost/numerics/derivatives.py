@@ -23,10 +23,8 @@ def differentiable(
 ) -> Any:
     """Returns ``run(*operands)`` with the derivative that ``derive`` defines.
 
-    Args:
-      derive: called as ``derive(result, operands, tangents)``; returns the tangent of
-        the result in JAX operations, linear in the tangents. Tangents of integers are
-        of dtype ``float0``.
+    ``derive(result, operands, tangents)`` returns the tangent of the result in JAX
+    operations, linear in the tangents. Tangents of integers are of dtype ``float0``.
     """
     if not may_be_differentiated():  # shorter programs
         return run(*operands)

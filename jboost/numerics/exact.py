@@ -47,13 +47,10 @@ def sum_channels(
     """Sums each channel by group; the bits do not depend on the order of the rows.
 
     Floats are added as multiples of a unit, one for each channel; see
-    :func:`sum_rows`. A group outside [0, num_groups) is left out.
-
-    Args:
-      channels: [N] each. With weights, a float channel may be [], equal in all rows.
-      weights: factor of each row of a float; rows of weight 0 may hold anything.
-      find_size: takes the greatest magnitude of each channel on this shard and returns
-        that of all shards, if that needs no collective.
+    :func:`sum_rows`. A group outside [0, num_groups) is left out. Weights are factors
+    of floats; rows of weight 0 may hold anything. With weights, a float channel may be
+    one number for all rows. ``find_size`` takes the greatest magnitude of each channel
+    on this shard and returns that of all shards, if that needs no collective.
     """
     if not all(channel.dtype == jnp.float32 for channel in channels):
         add = partial(exact_sums.sum_channels, num_groups=num_groups)
@@ -233,11 +230,9 @@ def sum_guessed(
     of two above it, which seldom changes from round to round. The sums are made with
     the unit of the guess while the true one is found, and made again if they differ.
 
-    Args:
-      guess: an estimate of the greatest term of each sum, the same on all shards; it
-        changes no result.
-      counts: integers to be summed over all shards by the same collective.
-      extremes: floats; the same collective finds the greatest of all shards.
+    Guesses are estimates of greatest terms, the same on all shards; they change no
+    result. The same collective sums the ``counts``, which are integers, and finds the
+    greatest of the ``extremes``, which are floats.
     """
     if current_shards() is None:
         return SpeculativeSums(sum_each(*sums), [*guess], [*counts], [*extremes])
@@ -272,7 +267,6 @@ def _look_at(sums):
 
 
 def _sum_digits(sums, sizes):
-    """Returns the digits of each sum over this shard."""
     add = choose(cpu=exact_sums.sum_digits_natively, xla=exact_sums.sum_digits)
     pairs = zip(sums, sizes, strict=True)
     return [add(values, size, weights) for (values, weights), size in pairs]
@@ -305,8 +299,7 @@ class FixedPoint(NamedTuple):
     """A scale per channel, and a rounding mode, that turn floats into integers.
 
     Attributes:
-      scale: a power of two for each channel.
-      unit: its inverse.
+      scale, unit: a power of two for each channel, and its inverse.
       stochastic: whether rounding is stochastic instead of to nearest.
     """
 
@@ -359,10 +352,8 @@ def quantize(
     Stochastic rounding goes up with a probability equal to the fraction, by a hash of
     channel, row and seed, so that a sum over many rows stays unbiased.
 
-    Args:
-      values, times: the arguments of :func:`choose_scale`.
-      seed: the random seed, a different one for each tree.
-      first_row: the number of the first row, if these are not all rows.
+    Values and ``times`` are those of :func:`choose_scale`. Each tree has a seed of its
+    own. ``first_row`` is the number of the first row, if these are not all rows.
     """
     after = None
     if times is not None:
