@@ -139,15 +139,11 @@ def differentiate(
 ) -> tuple[BoostState, tuple[RawDerivatives, ...]]:
     """Evaluates the derivatives of every row.
 
-    Args:
-      smooth: whether gradients at F +- delta are needed, as documented in
-        :func:`jboost.objective.curvature.derivatives`; None: decided in the program.
-      leave_out: False leaves the replacement of derivatives that are not finite to
-        :func:`jboost.boosting.round_programs.split_pairs`.
-
-    Returns:
-      The state, with new minimizers where parameters of the loss have moved them and
-      new sizes where rows are sharded, and derivatives by each policy.
+    ``smooth`` is that of :func:`jboost.objective.curvature.derivatives`. Unless
+    ``leave_out``, :func:`jboost.boosting.round_programs.split_pairs` replaces
+    derivatives that are not finite. The state has new minimizers where parameters of
+    the loss have moved them, and new sizes where rows are sharded. Derivatives are
+    returned for each policy.
     """
     method, weights = problem.method, problem.data.weights
     if problem.loss.coupled:

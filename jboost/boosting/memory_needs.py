@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Refuses training that cannot fit into memory, before work starts.
 
-In: sizes of tables, settings. Out: an error, or nothing. Only arrays that are certainly
-needed count: codes, scores and their derivatives, two histograms, the model. This is
-less than docs/performance.md states: no training that would work is refused.
+Only arrays that are certainly needed count: codes, scores, derivatives, two histograms
+and the model. This is less than docs/performance.md states: no training that would work
+is refused.
 """
 
 from typing import Any

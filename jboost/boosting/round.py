@@ -196,11 +196,7 @@ def are_steps_kept(
     leaf: Int32[Array, "T N"],
     row_losses: Float[Array, " N"] | None,
 ) -> Bool[Array, ""]:
-    """Returns whether "guarded" keeps the Newton steps of all leaves of a round.
-
-    Args:
-      trees, leaf: the trees with the sums of their leaves, and the leaf of every row.
-    """
+    """Returns whether "guarded" keeps the Newton steps of all leaves of a round."""
 
     def check(task, tree, leaf, row_losses=None):
         newton, groups, _ = _prepare(problem, state, plan, task, tree, leaf)
@@ -331,7 +327,6 @@ def _split_scores(problem, plan, tree):
 
 
 def _solve_vectors(problem, state, plan, tree, leaf):
-    """Solves the system of each leaf."""
     weights, fitted, values = (
         plan.weights(problem.data),
         plan.fitted,
@@ -441,9 +436,8 @@ def fit_trees(
 ) -> Tree:
     """Returns the trees of a round with leaf values, times the learning rate.
 
-    Args:
-      trees, leaf: the trees with the sums of their leaves, and the leaf of every row.
-      pointed: the flag of the state, if possible not traced.
+    The trees have the sums of their leaves. ``pointed`` is the flag of the state, if
+    possible not traced.
     """
     if problem.method.share_structure:
         return _fit_shared_leaves(

@@ -266,9 +266,8 @@ def grow(
 ) -> RoundTrees:
     """Grows the trees of a round, and sums the derivatives in their leaves.
 
-    Args:
-      steps: whether leaf values are Newton steps, so that no loss is needed for them.
-      turn: the inputs of the round, with a state from :func:`without_loss`.
+    ``steps`` says whether leaf values are Newton steps, so that no loss is needed for
+    them. The state is one of :func:`without_loss`.
     """
     (numbers, data, sets), (state, set_steps, rate, entry) = growth, turn
     static: Any = Static(None, method)  # type: ignore[arg-type]

@@ -140,7 +140,6 @@ def _check_curvature(name: str, value: Any) -> Any:
 
 
 def _check_sharing(name: str, value: Any) -> Any:
-    """Accepts "auto", True or False."""
     if isinstance(value, str) and value == "auto":
         return value
     if not isinstance(value, bool | np.bool_):

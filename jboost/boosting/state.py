@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The data of a boosting run, and its state before the first round.
 
-In: a traced loss, codes and targets. Out: a BoostState, which one round hands to the
-next. Here as in the rounds nothing is checked, and all numbers are traced.
+Here as in the rounds nothing is checked, and all numbers are traced.
 """
 
 from typing import Any, NamedTuple
