@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Grows one tree level by level on sorted rows: any value may be a threshold.
 
-In: codes, one for every distinct value; the rows in order of each feature; derivatives.
-Each feature's order is grouped by node, at the same positions for all features, and
-sorted by code within a node, missing rows (code 0) first. Splitting a node moves its
-rows by a running sum and a scatter, without a sort; a level takes O(F N). The CPU
-kernel (native/sorted.h) gives the same bits.
+There is a code for every distinct value. Each feature's order is grouped by node, at
+the same positions for all features, and sorted by code within a node, missing rows
+(code 0) first. Splitting a node moves its rows by a running sum and a scatter, without
+a sort; a level takes O(F N). The CPU kernel (native/sorted.h) gives the same bits.
 """
 
 from functools import partial

@@ -346,7 +346,6 @@ def _add_to_score(numpy, groups, c):
 
 
 def _move_one(numpy, scores, k, c):
-    """Adds c to score k of every row."""
     if numpy is not np:
         return jax.lax.dynamic_update_index_in_dim(scores, scores[k] + c, k, 0)
     scores = scores.copy()

@@ -167,7 +167,6 @@ def _find_middles(minimizer, groups, kinks, slopes):
 
 
 def _add_zero_rows(rows, kinks, scale, groups):
-    """Appends one row to each group."""
     num_groups, zero_rows = groups.penalty.shape[0], groups.zero_rows
     every = jnp.arange(num_groups, dtype=groups.group.dtype)
     means = [weighted_mean(kink, groups.weights) for kink in kinks if kink.ndim]
