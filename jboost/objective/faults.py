@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Finds rows with a loss or a gradient that cannot be used.
 
-In: a loss bound to its data, and scores. Out: masks of rows; errors name the first row
-of a mask. Targets may be infinite or NaN where the loss is finite.
+Errors name the first such row. Targets may be infinite or NaN where the loss is finite.
 """
 
 from typing import Any

@@ -293,7 +293,6 @@ def _inlined_body(equation):
 
 
 def _is_float(operand):
-    """Returns whether an operand is a float literal."""
     return isinstance(operand, jex_core.Literal) and jnp.issubdtype(
         np.asarray(operand.val).dtype, jnp.floating
     )
@@ -445,9 +444,8 @@ _BY_ENTRY = frozenset((
 class _Slopes(NamedTuple):
     """The derivatives of an intermediate result in the scores.
 
-    Attributes:
-      own: the vector a, for a result of K entries; None for a single number.
-      shared: the vectors b_j and w_j; b_j is 1 for a single number.
+    ``own`` is the vector a, for a result of K entries; None for a single number.
+    ``shared`` are the vectors b_j and w_j; b_j is 1 for a single number.
     """
 
     own: Any

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Minimizes many functions of one variable at once, given their slopes.
 
-In: a function that evaluates the slope of each problem at one point. Out: the point
-where each slope changes from negative to positive. A row's own minimizer, the exact
-value of a leaf, the line search of a tree and the initial score are such problems: N,
-L, 1 and 1 of them. Slopes need not be continuous. Where a slope is zero on an interval
-(the median of an even count), the result is the midpoint of the interval.
+A minimum is the point where a slope changes from negative to positive. A row's own
+minimizer, the exact value of a leaf, the line search of a tree and the initial score
+are such problems: N, L, 1 and 1 of them. Slopes need not be continuous. Where a slope
+is zero on an interval (the median of an even count), the midpoint is the result.
 
 One evaluation of slopes can cost a pass over all rows. Therefore one loop evaluates one
 slope per problem and iteration, and each problem is in its own phase:

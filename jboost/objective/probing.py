@@ -43,10 +43,8 @@ _LEAST_SHARE = 0.25  # H is unused below this share of the curvature by differen
 class Probe(NamedTuple):
     """The state of the estimate, passed from round to round.
 
-    Attributes:
-      curvature: the average estimate of each row.
-      distance: the distance of differences of gradients, in units of the score.
-      differs: whether differences replace the Hessian.
+    Curvatures are averages. ``distance`` is that of differences of gradients, in units
+    of the score; ``differs`` says whether differences replace the Hessian.
     """
 
     curvature: Float[Array, "K N"]

@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Traces a user's loss into programs for one row, plus its constants.
 
-In: any callable ``loss(score, target)``. Out: a :class:`TracedLoss`, which is hashable
-and compares equal for losses that compute the same thing, and a tuple of the numbers
-and arrays that the loss closes over. The traced loss is part of the key of a compiled
-training program; the constants are arguments of that program. Therefore a new but
-equal lambda, another ``delta``, or another array in a closure triggers no compilation,
-and no cache keeps the function itself alive.
+A :class:`TracedLoss` is hashable, and equal for losses that compute the same thing. It
+is part of the key of a compiled training program; the constants, numbers and arrays
+that the loss closes over, are arguments of that program. Therefore a new but equal
+lambda, another ``delta``, or another array in a closure triggers no compilation, and no
+cache keeps the function itself alive.
 """
 
 import weakref
