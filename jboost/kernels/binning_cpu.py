@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Binning on the CPU: a matrix of floats to cuts, and to codes in two layouts.
 
-In: rows of float32 in host memory, or an array inside a program. Out: the distinct
-values around each threshold; codes by feature [F, N], and in rows as the sums over
-rows take them (see ``packed_shape``), which are also operands of other kernels.
+Codes lie by feature [F, N], and in rows as the sums over rows take them (see
+``packed_shape``); other kernels take both.
 """
 
 from collections.abc import Callable

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Loads the shared library that the build makes of native/, and calls its functions.
 
-In: the name of a function, arrays. Out: its results. Without the library (no compiler
-where jboost was installed) everything runs on plain XLA.
+Without it (no compiler where jboost was installed) everything runs on plain XLA.
 """
 
 import ctypes
@@ -32,10 +31,7 @@ _abandoned: list[Any] = []  # memory of calls that were interrupted
 
 
 def _load() -> ctypes.CDLL | None:
-    """Loads the library; None where there is none.
-
-    JBOOST_LIBRARY names another build of it, with sanitizers for example.
-    """
+    """Loads the library (JBOOST_LIBRARY names another build); None if there is none."""
     if os.environ.get("JBOOST_LIBRARY"):
         return ctypes.CDLL(os.environ["JBOOST_LIBRARY"])
     # Beside this file; an editable install keeps it where packages are installed.
@@ -73,11 +69,7 @@ def current_isa() -> str:
 
 
 def set_isa(isa: str) -> None:
-    """Forces an instruction set for all kernels of this process.
-
-    Raises:
-      ValueError: there is no such set, or the processor lacks it.
-    """
+    """Forces an instruction set for all kernels of this process."""
     known = isa in ISAS and LIBRARY is not None
     if not known or not LIBRARY.jboost_set_isa(ISAS.index(isa)):  # type: ignore[union-attr]
         best = best_isa() if available() else "none: the kernels were not built"
@@ -102,14 +94,10 @@ def call(name: str, results: Any, *operands: Any, **attributes: int) -> Any:
     """Makes one FFI call; under ``vmap`` the batch is processed one by one.
 
     Args:
-      name: the name of the handler in the library.
       results: shapes and dtypes of the results, in any container. An operand in their
         place is overwritten with the result.
       operands: arrays, in any containers; None is left out.
       attributes: integers, handed over as int64.
-
-    Returns:
-      Arrays in the container of ``results``.
     """
     inputs, shapes, aliases = _list_arrays(results, operands)
     options: Any = dict(vmap_method="sequential", input_output_aliases=aliases)
@@ -132,7 +120,6 @@ def _list_arrays(results, operands):
 
 
 def _make_call(name, results, **options):
-    """Returns an FFI call of a handler, which is registered the first time."""
     _register(name)
     return jax.ffi.ffi_call(f"jboost_{name}", results, **options)
 
@@ -264,7 +251,6 @@ def find_function(name: str) -> Callable[[int], None]:
 
 @cache
 def _find_text(name):
-    """Returns the address and length of an attribute's name, which is kept."""
     text = ctypes.create_string_buffer(name.encode())
     _texts.append(text)
     return ctypes.addressof(text), len(name)

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A least-squares tree by the CPU kernel of native/cart.cc.
 
-In: a table in host memory, limits. Out: the arrays of
-``jboost.cart.least_squares.SplitNodes``, by name. The data are float64 and never on a
-device, so that the kernel is called directly rather than by XLA.
+The data are float64 and never on a device, so that the kernel is called directly
+rather than by XLA.
 """
 
 import ctypes
@@ -70,7 +69,6 @@ def _count_threads():
 
 
 def _make_nodes(num_targets, size) -> dict[str, Any]:
-    """Returns memory for nodes, in the order of CartNodes."""
     return dict(
         left=np.empty(size, np.int32),
         feature=np.empty(size, np.int32),

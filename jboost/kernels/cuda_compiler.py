@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compiles the CUDA kernels with NVRTC, NVIDIA's compiler library.
 
-In: the sources in the folder cuda/. Out: machine code for one GPU architecture, kept in
-the user's cache folder. NVRTC is installed together with JAX for CUDA (``jax[cuda12]``,
-``jax[cuda13]``), so neither nvcc nor a second wheel is needed.
+The machine code is kept in the user's cache folder. NVRTC is installed together with
+JAX for CUDA (``jax[cuda12]``, ``jax[cuda13]``), so neither nvcc nor a second wheel is
+needed.
 """
 
 import ctypes
@@ -149,7 +149,6 @@ def _choose_architecture(compiler, architecture):
 
 
 def _read(compiler, program, name):
-    """Returns a text or code of the program."""
     size = ctypes.c_size_t()
     _check(
         compiler, getattr(compiler, f"nvrtcGet{name}Size")(program, ctypes.byref(size))

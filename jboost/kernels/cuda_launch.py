@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Launches CUDA kernels from JAX programs.
+"""Launches CUDA kernels of the folder cuda/ from JAX programs.
 
-In: the name of a kernel of the folder cuda/, operands, a grid. Out: the results. The
-kernels must have been loaded; see :func:`jboost.kernels.library.are_ready`, which tries
-the simplest of them, ``sum_keys``.
+The kernels must have been loaded; see :func:`jboost.kernels.library.are_ready`, which
+tries the simplest of them, ``sum_keys``.
 """
 
 from functools import cache
@@ -36,12 +35,9 @@ class Launch(NamedTuple):
     """One launch of a kernel; static.
 
     Attributes:
-      kernel: the name of the kernel.
-      results: shapes and dtypes of the results.
       grid: numbers of blocks along axes x and y; axis z is the batch.
       numbers: integer arguments that follow the buffers of the kernel.
       shared_bytes: the size of the memory that the threads of a block share.
-      threads: the number of threads per block.
       zeroed: whether each result must be filled with zeros before the launch.
     """
 
@@ -55,11 +51,7 @@ class Launch(NamedTuple):
 
 
 def launch(description: Launch, *operands: Any) -> Any:
-    """Runs a kernel; under ``vmap`` all members of the batch in one launch.
-
-    Returns:
-      The result, or a tuple of them.
-    """
+    """Runs a kernel; under ``vmap`` all members of the batch in one launch."""
     shared = (False,) * len(operands)
     results = _launch_batch(description, shared, None, operands)
     return results if len(results) > 1 else results[0]
@@ -69,7 +61,6 @@ def _launch_batch(description, batched, size, operands):
     """Runs a kernel on a batch: the first axis of some operands and of all results.
 
     Args:
-      batched: which operands have a batch axis.
       size: the length of the batch axis; None without a batch.
     """
 
@@ -155,7 +146,6 @@ def _call(description, batched, size, operands):
 
 @cache
 def _register():
-    """Registers the handlers with XLA."""
     for platform, handlers in _HANDLERS.items():
         wrapped = jax.tree.map(find_handler, handlers)
         jax.ffi.register_ffi_target("jboost_launch", wrapped, platform=platform)

@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads and writes the bits of float32.
-
-In: float32 or integers, arrays of NumPy or JAX. Out: exponents, powers of two, and
-integers that sort like the floats.
-"""
+"""Bits of float32: exponents, powers of two, integers that sort like the floats."""
 
 import jax
 import jax.numpy as jnp

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The operations of native/tree.h and native/grow.h, which grow trees on a CPU.
 
-In: codes, derivatives, limits. Out: a tree and the leaf of each row. All results equal
-those of plain XLA bit for bit. :mod:`jboost.kernels.levels_cpu` grows trees from parts
-of the rows.
+All results equal those of plain XLA bit for bit. :mod:`jboost.kernels.levels_cpu` grows
+trees from parts of the rows.
 """
 
 from collections.abc import Iterator
@@ -110,10 +109,8 @@ def grow_tree(
     """Grows a whole tree.
 
     Args:
-      codes: the columns and the codes by row.
       rows: gradient, curvature, how many times each row counts, seed, and the
         fractions of features by tree, level and node.
-      limits: the conditions that a split must meet.
       values: a :class:`jboost.trees.splitting.ValueLimits`, or None.
       groups: features that may meet on a path, or None.
       categories: a :class:`jboost.trees.category_splits.CategoryLimits`, or None;

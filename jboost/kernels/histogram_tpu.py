@@ -92,7 +92,6 @@ def histogram(
     up to a multiple of 32. Rows without a node cost as much as others.
 
     Args:
-      columns: dense codes by feature.
       channels, node, num_nodes, num_bins: the arguments of
         :func:`jboost.trees.histogram.sum_histogram`.
       interpret: how Pallas runs the kernel without a TPU; see

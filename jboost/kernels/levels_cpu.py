@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The steps of one level, for rows that are divided among devices or blocks.
 
-In: codes and derivatives of a part of the rows; sums over all rows. Out: the same tree
-as from :func:`jboost.kernels.grow_cpu.grow_tree`, bit for bit::
+The tree is that of :func:`jboost.kernels.grow_cpu.grow_tree`, bit for bit::
 
     start_rows                                   each part of the rows
     sum_slots  -> add the sums of all parts      the root
@@ -78,8 +77,6 @@ class LevelLimits(NamedTuple):
     Attributes:
       fractions: fractions of features to sample by tree, level and node.
       unit: the values of one integer step of the gradient and of the curvature.
-      values: a :class:`jboost.trees.splitting.ValueLimits`, or None.
-      categories: a :class:`jboost.trees.category_splits.CategoryLimits`, or None.
     """
 
     seed: UInt32[Array, "2"]
@@ -138,9 +135,6 @@ def sum_magnitudes(
     Args:
       greatest: magnitudes over all rows from :func:`find_greatest_derivatives`; they
         set the units.
-
-    Returns:
-      Digits; see :func:`jboost.kernels.exact_sums.join_digits`.
     """
     rows = gradient, curvature, in_bag
     return _call("sum_magnitudes", ints(2, 4), rows, greatest)
@@ -189,7 +183,6 @@ def sum_slots(
     """Adds the histograms, cumulative over bins, of some slots to ``sums``.
 
     Args:
-      packed: codes by row.
       num_features: the number of columns to sum; those beyond are padding.
       slot: the slots to sum; the list ends at the first -1.
     """
@@ -215,7 +208,6 @@ def find_level(
         On level 0 they are those of the root, and the values in ``state`` are ignored.
       squares, greatest: the result and the argument of :func:`sum_squares`, over all
         rows; None without categories.
-      max_leaves: the most leaves of the tree; 0: no limit.
 
     Returns:
       The state of the next level, this level's splits, and the slots to be summed.

@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Chooses between the kernels of an operation.
 
-In: the implementation in force, the library that was built, the GPUs of this machine.
-Out: ``choose``, which picks between the ways to do an operation. CUDA kernels are
-compiled when the first program that may use them is traced. Where that cannot be done,
-plain XLA runs instead, after one warning.
+CUDA kernels are compiled when the first program that may use them is traced. Where that
+cannot be done, plain XLA runs instead, after one warning.
 """
 
 import ctypes
@@ -59,12 +57,7 @@ def implementations() -> dict[str, str]:
 
 
 def check_implementation(implementation: str | None) -> None:
-    """Checks that an implementation is known and can run.
-
-    Raises:
-      ValueError: it is neither None nor one of ``IMPLEMENTATIONS``; it is "cpu" and the
-        kernels were not built, or "cuda" and no GPU can run its kernels.
-    """
+    """Checks that an implementation is known and can run."""
     known = isinstance(implementation, str) and implementation in IMPLEMENTATIONS
     if implementation is not None and not known:
         raise ValueError(

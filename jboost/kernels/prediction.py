@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Prediction by the kernels of native/predict.h and cuda/predict.cu.
 
-In: the rows of a matrix as flat memory (on a GPU values by column, with categories as
-codes), trees on raw thresholds. Out: scores, scores by round, leaves; the same to the
-bit as those of ``jboost.model.scores`` in plain XLA. A :class:`ReadyModel` is checked
-and prepared on the host, for many calls.
+Rows are flat memory, on a GPU values by column with categories as codes. Results equal
+those of ``jboost.model.scores`` in plain XLA bit for bit. A :class:`ReadyModel` is
+checked and prepared on the host, for many calls.
 """
 
 import math
@@ -228,7 +227,6 @@ class ReadyModel:
         """Checks the arrays, and keeps them.
 
         Args:
-          trees, leaf_value, max_depth: the arguments of :func:`find_scores`.
           init_score: [] or [K].
           rows: an empty matrix with the codes of the model's categories.
           index: the feature of each column of sparse rows, F or more if unused.
