@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Turns feature values into small integer codes.
 
-In: a matrix of numbers, NaN meaning "missing". Out: thresholds per feature, and the
-matrix of codes that every later stage uses. Code 0 is "missing"; code c >= 1 means
-that the value lies above threshold c - 2 and at or below threshold c - 1, or stands
-for a category.
+Code 0 is "missing" (NaN); code c >= 1 means that the value lies above threshold c - 2
+and at or below threshold c - 1, or stands for a category.
 """
 
 from collections.abc import Sequence
@@ -217,8 +215,6 @@ def pad_thresholds(
     Args:
       rows: ascending thresholds of each feature, without the final +inf; at most
         ``max_bins - 2`` of them, or more between categories.
-      max_bins: the most codes of a numeric feature.
-      absent, categories: see :class:`Bins`.
     """
     needed = max(len(row) for row in rows) + 2
     most = max_bins if categories is None else _most_category_bins(max_bins, len(rows))
@@ -291,7 +287,6 @@ def apply_bins(
 
 
 def _is_on_host(bins, matrix):
-    """Returns whether the kernel can read the caller's matrix without a program."""
     traced = isinstance(bins.thresholds, Tracer)
     if traced or not isinstance(matrix, np.ndarray) or bins.num_bins > MOST_BINS:
         return False
@@ -307,8 +302,7 @@ def bin_columns(
     """Returns codes of a float32 matrix, read in one pass; rows beyond N repeat row 0.
 
     Args:
-      bins: bins from :func:`fit_bins`, with F features.
-      matrix: the table from :func:`jboost.tables.frames.read_frame`; it is not copied.
+      matrix: the rows, which are not copied.
       num_rows: the number of rows of the codes, at least N; default: N.
     """
     total = int(matrix.shape[0] if num_rows is None else num_rows)
@@ -338,8 +332,7 @@ def bin_entries(
     """Returns codes of the stored entries; entries beyond E are padding.
 
     Args:
-      bins: bins from :func:`fit_bins`, with F features.
-      matrix: entries by column, from :func:`jboost.tables.frames.read_frame`.
+      matrix: entries by column.
       num_rows: the number of rows of the codes, at least N (rows beyond N have no
         stored entries); default: N.
       num_entries: the size of the arrays of entries, at least E; default: max(E, 1).

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bins: the thresholds that turn values into codes.
+"""The thresholds that turn values into codes.
 
-In: thresholds by feature. Out: a container that training, prediction and files share.
 This module imports neither the code that fits bins nor the code that applies them, so
-that prediction does not depend on it.
+that prediction and files do not depend on it.
 """
 
 from dataclasses import dataclass, field
@@ -38,7 +37,6 @@ class Bins:
     categories: Categories | None = None
 
     def __repr__(self) -> str:
-        """Shows the sizes; the thresholds would fill pages."""
         if not hasattr(self.thresholds, "shape"):  # while JAX builds trees of others
             return "Bins(...)"
         found = f"num_features={self.num_features}, num_bins={self.num_bins}"

@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Assigns codes to categories.
-
-In: a matrix, and the indices of its categorical columns. Out: Categories; the heaviest
-category of a feature has code 1, the next one code 2, and so on.
-"""
+"""Assigns codes to categories: 1 to the heaviest of a feature, 2 to the next, ..."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -29,8 +25,6 @@ def find_categorical_features(
 
     Args:
       categorical: names or indices, "auto" or None.
-      num_features: F.
-      feature_names: the names of the columns, if they are known.
       values: the categories that the table holds for each column, or None; a column
         with categories is categorical, whatever ``categorical`` is.
     """
@@ -69,16 +63,9 @@ def fit_categories(
     Args:
       matrix: the categorical columns, checked by
         :func:`jboost.tables.categories.check_values`.
-      features: the indices of the categorical features, ascending.
-      weight: the weights of the rows; None: 1.
-      max_codes: the maximum number of codes of a feature.
       values: the categories that the numbers represent, as in :class:`Categories`.
       known: the categories of a model that is trained further; they keep their codes,
         and new categories get the next codes.
-      feature_names: the names of the columns of x, for errors.
-
-    Raises:
-      ValueError: a value is too large; a new category has no name; no code is left.
     """
     if weight is not None:
         matrix, weight = matrix[weight > 0], weight[weight > 0]
@@ -119,7 +106,6 @@ def fit_categories(
 
 
 def _check_new(place, seen, values, full):
-    """Checks that new categories of a column can get codes."""
     if values is not None and seen[-1] >= len(values):
         raise ValueError(
             f"{place} must hold the numbers of the model's {len(values)} categories, "

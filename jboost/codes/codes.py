@@ -42,7 +42,6 @@ class DenseCodes:
     is_sparse: ClassVar[bool] = False
 
     def __repr__(self) -> str:
-        """Returns the shapes and dtypes of the fields; the arrays would fill pages."""
         return show_fields(self)
 
     @property
@@ -132,7 +131,6 @@ class SparseCodes:
     is_sparse: ClassVar[bool] = True
 
     def __repr__(self) -> str:
-        """Returns the shapes and dtypes of the fields; the arrays would fill pages."""
         return show_fields(self)
 
     @property

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Thresholds and categories from rows that are divided among processes.
 
-In: the rows of this process. Out: the same bits as on one process that holds the rows
-of all processes in order of rank. One column of all rows is in memory at a time, or all
-categorical ones. With one process, nothing is exchanged.
+The results have the bits of one process that holds all rows in order of rank. One
+column of all rows is in memory at a time, or all categorical ones. With one process,
+nothing is exchanged.
 """
 
 import json
@@ -27,8 +27,7 @@ from jboost.tables.frames import Frame, Schema
 def check_columns(num_features: int, names: Any) -> None:
     """Checks that the tables of all processes have the same columns.
 
-    Raises:
-      ValueError: on all processes, if they do not.
+    If they do not, all processes raise.
     """
     if num_processes() == 1:
         return
@@ -46,14 +45,8 @@ def unite_frames(frame: Frame, names: Any, schema: Schema | None = None) -> Fram
 
     Args:
       frame: the table of this process, with categories numbered for it alone.
-      names: the names of the columns, or None.
       schema: the columns of a model that is trained further, or None. Its categories
         keep their numbers.
-
-    Raises:
-      ValueError: on all processes, if the tables do not have the same columns, or a
-        column holds categories of different types, or numbers on one process and
-        categories on another.
     """
     if num_processes() == 1:
         return frame

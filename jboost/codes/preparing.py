@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Prepares codes once for all rounds: by feature, packed for the kernels, sorted.
 
-In: codes as :func:`jboost.apply_bins` returns them. Out: DenseCodes or SparseCodes,
-which every function of training takes.
+The results are DenseCodes or SparseCodes, which every function of training takes.
 """
 
 from dataclasses import replace
@@ -76,9 +75,6 @@ def check_codes(binned: Any, max_bins: int | None) -> Any:
     Args:
       max_bins: the number of codes; None for codes that are to be sorted, which may
         have any number.
-
-    Raises:
-      ValueError: binned holds no codes, or codes that are not below ``max_bins``.
     """
     if isinstance(binned, SparseCodes):
         parts = (binned.codes, binned.absent)
@@ -145,12 +141,7 @@ def _find_highest(codes):
 
 
 def arrange_codes(binned: Any, max_bins: int | None) -> Codes:
-    """Returns codes packed for this number of bins, or with sorted rows.
-
-    Args:
-      binned: codes from :func:`check_codes`.
-      max_bins: the number of codes; None: the rows are sorted by each feature.
-    """
+    """Returns codes packed for ``max_bins``, or with sorted rows if it is None."""
     if isinstance(binned, SparseCodes):
         return binned
     run = compiled(_arrange, max_bins)

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cuts a column of values into bins: the definition.
+"""Cuts a column of values into bins: the definition, in float64 on the host.
 
-In: a column, weights of its rows, a number of bins. Out: neighboring distinct values
-with a threshold between them, and the threshold. All in float64 on the host; see
+A cut is a threshold between two neighboring distinct values; see
 :func:`jboost.fit_bins` for the rule.
 """
 
@@ -101,7 +100,6 @@ def find_cap(
     Args:
       heaviest: the H < num_shares largest weights, descending.
       rest: the weight of all values except the h heaviest, for h = 0, ..., H.
-      num_shares: number of shares of equal weight.
     """
     caps = rest / (num_shares - np.arange(len(rest)))
     # The smallest number of heavy values such that no other value exceeds the cap.
