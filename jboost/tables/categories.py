@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Encodes the categorical features of a model.
 
-In: a matrix with integers 0, 1, 2, ... in categorical columns, or NaN for missing.
-Out: the same matrix with category codes, the numbers that splits by sets contain.
+Columns of integers 0, 1, 2, ... (NaN for missing) become category codes, the numbers
+that splits by sets contain.
 """
 
 from collections.abc import Sequence
@@ -44,7 +44,6 @@ class Categories:
     )
 
     def __repr__(self) -> str:
-        """Shows the shapes of arrays instead of their contents."""
         return show_fields(self)
 
 
@@ -68,10 +67,6 @@ def encode(categories: Categories, matrix: Any) -> Any:
 
     Values that training did not see, including negative numbers, become NaN (missing).
     A NumPy matrix stays a NumPy matrix.
-
-    Args:
-      categories: the categorical features of the model.
-      matrix: numbers [N, F].
     """
     if isinstance(matrix, np.ndarray):
         encoded = matrix.copy()
@@ -126,10 +121,6 @@ def check_values(
     in a warning. A traced matrix is taken on trust.
 
     Args:
-      matrix: numbers [N, F].
-      indices: the categorical features.
-      name: name of the matrix in messages.
-      feature_names: names of the columns, if they are known.
       codes: the codes of the model, [G, V]; None in training.
     """
     if isinstance(matrix, Tracer):

@@ -62,7 +62,6 @@ def read_cells(
     the dtype declares. A column of missing cells alone can be of any kind.
 
     Args:
-      column: the cells.
       known: the values seen in training, or None if the column was numeric.
       new: whether the kinds of the columns are not known yet.
       extend: whether unknown values are appended to the known ones; otherwise they
@@ -71,10 +70,6 @@ def read_cells(
     Returns:
       The cells; the categories, or None for numbers; and a warning if strings look like
       numbers or identifiers in training, otherwise None.
-
-    Raises:
-      TypeError: the cells are neither numbers nor categories, or not of the kind that
-        training saw.
     """
     cells = _sort_out(column)
     if isinstance(cells, np.ndarray):
@@ -143,11 +138,7 @@ def _is_numeric(text):
 
 
 def read_numbers(column: Column) -> Shaped[np.ndarray, " N"]:
-    """Reads a column of numbers in its own dtype, with NaN for missing cells.
-
-    Raises:
-      TypeError: the cells are not numbers.
-    """
+    """Reads a column of numbers in its own dtype, with NaN for missing cells."""
     cells = _sort_out(column)
     if isinstance(cells, np.ndarray):
         return cells
@@ -271,7 +262,6 @@ def _label_series(cells, levels):
 
 
 def _is_date(kind):
-    """Checks whether a type is a date, time or duration."""
     pandas: Any = sys.modules.get("pandas")
     return issubclass(kind, _DATES if pandas is None else (*_DATES, pandas.Period))
 
@@ -329,7 +319,6 @@ class WideColumn(NamedTuple):
     """Holds the thresholds of a column.
 
     Attributes:
-      thresholds: the distinct thresholds, ascending.
       rounded: the thresholds that float32 values are compared with, ascending.
       codes: distinct, ascending numbers near ``rounded``, which replace the thresholds.
       bounds: the least and the most number that replaces a value between two

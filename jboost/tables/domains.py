@@ -35,7 +35,6 @@ def warn_of_rounding(values: Any, name: str) -> None:
     Args:
       values: one or more numbers per row, as the user passed them. JAX arrays are not
         checked: they usually are float32 already.
-      name: name of the argument, for the message.
     """
     values = read_values(values, name)
     if not isinstance(values, np.ndarray):
@@ -103,7 +102,6 @@ class _Domain(NamedTuple):
     """Describes the targets that a loss is defined for.
 
     Attributes:
-      description: the description of these targets in error messages.
       holds: ``holds(targets, num_scores)`` returns a NumPy mask of valid targets.
       hint: ``hint(targets, num_scores)`` returns the end of the error message.
     """
@@ -153,16 +151,6 @@ def check_domain(
 
     It skips custom losses, traced arrays, and rows of weight 0. Targets [N, K] of
     a loss of one score may hold NaN, which marks labels as missing.
-
-    Args:
-      loss: any loss.
-      targets: targets as ``loss`` takes them; the first axis is N.
-      weights: weights of the rows.
-      num_scores: K.
-      name: name of the targets in error messages.
-
-    Raises:
-      ValueError: a target is outside the domain; the message names the first such row.
     """
     bare = losses.bare_loss(loss)
     if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves((targets, weights))):

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads tables of any supported type into a float32 matrix.
 
-In: NumPy or JAX arrays, sparse matrices, data frames of every library that narwhals
-supports (pandas, polars, pyarrow and others), NumPy structured arrays. Out: a Frame
-with the matrix, the column names and the categories. Only this folder knows about data
-frames.
+Tables are NumPy or JAX arrays, sparse matrices, data frames of every library that
+narwhals supports (pandas, polars, pyarrow and others), and NumPy structured arrays.
+Only this folder knows about data frames.
 """
 
 import sys
@@ -31,8 +30,7 @@ class Schema(NamedTuple):
       categories: the values of each categorical column, None for a numeric column;
         None instead of the tuple if all columns are numeric.
       compared: False where it is not known whether columns have names, as for Bins.
-      wide: columns to convert while they still are float64, by index; None if there
-        are none.
+      wide: columns to convert while they still are float64, by index.
     """
 
     names: tuple[str, ...] | None = None
@@ -57,12 +55,7 @@ class RowSource:
     def batches(
         self, schema: Schema, *, categorical: bool
     ) -> Iterator[tuple[np.ndarray, np.ndarray | None]]:
-        """Yields the rows to predict: x [n, F] and its offset [n] or [n, K], or None.
-
-        Args:
-          schema: the names and categories of the columns in training.
-          categorical: whether the model has categorical features.
-        """
+        """Yields the rows to predict: x [n, F], and offset [n] or [n, K] or None."""
         raise NotImplementedError
 
     def prepare_training(self, request: Any) -> Any:
@@ -128,13 +121,11 @@ def read_frame(
 
     Args:
       x: the table; may be traced if it is a matrix.
-      name: name of the argument, for errors.
       schema: the columns of training, or None in training. Names must be the same, in
         the same order. Categories become their indices in training.
       extend: whether categories that training did not see get the next indices;
         otherwise they become NaN.
-      sparse: whether the caller supports sparse matrices.
-      categorical: whether the caller supports categories.
+      sparse, categorical: whether the caller supports sparse matrices, and categories.
       least_rows: 0 if a table without rows is allowed.
 
     Raises:
@@ -207,9 +198,6 @@ def read_values(values: Any, name: str) -> Any:
     A series or a data frame with one column becomes [N], one with K columns [N, K].
     Nulls become NaN; the index of a data frame is ignored. Masked values are refused.
     JAX arrays are returned unchanged; all other types become NumPy arrays.
-
-    Raises:
-      TypeError: the values are not numbers.
     """
     if isinstance(values, jax.Array):
         return values
@@ -342,9 +330,6 @@ def read_objects(array: np.ndarray, name: str) -> np.ndarray:
     """Converts a matrix of Python numbers to floats; None and NaN mean missing.
 
     Arrays of other dtypes or dimensions are returned unchanged.
-
-    Raises:
-      TypeError: some objects are not numbers.
     """
     if array.dtype.kind != "O" or array.ndim != 2:
         return array

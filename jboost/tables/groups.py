@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Groups of rows for losses, such as queries; before them, properties of raw tables.
 
-In: an id for each row, in any order. Out: :class:`RowGroups`: tables of row numbers,
-[groups, rows], in a few widths. A loss is evaluated on all groups of a table at once.
+Ids of rows, in any order, become :class:`RowGroups`: tables of row numbers, [groups,
+rows], in a few widths. A loss is evaluated on all groups of a table at once.
 """
 
 from collections.abc import Iterator, Sequence
@@ -136,7 +136,6 @@ class RowGroups:
     padded: bool = False
 
     def __repr__(self) -> str:
-        """Shows the kind and sizes of the groups: their tables would fill pages."""
         if self.kind == "all":
             return "RowGroups(all rows)"
         if self.kind == "random":

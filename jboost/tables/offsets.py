@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks offsets, and narrows them to float32.
+"""Checks offsets, the base scores of rows, and narrows them to float32.
 
-In: an offset as a user passes it. Out: base scores, added to the scores of a model.
 Traced values are not checked, only their shapes.
 """
 
@@ -19,14 +18,7 @@ from jboost.tables.frames import read_values
 def check_offset(
     offset: Any, num_rows: int, num_scores: int, name: str = "offset"
 ) -> Array | np.ndarray:
-    """Returns an offset [N], or [N, K] for K > 1, as float32 scores [K, N].
-
-    Args:
-      offset: base scores, added to the scores of the model.
-      num_rows: N.
-      num_scores: K.
-      name: name of the argument, for errors.
-    """
+    """Returns an offset [N], or [N, K] for K > 1, as float32 scores [K, N]."""
     shape = (num_rows,) if num_scores == 1 else (num_rows, num_scores)
     array = read_values(offset, name)
     if array.shape != shape:
@@ -61,11 +53,7 @@ def check_finite(array: Any, weights: Any, name: str, given: Any) -> None:
     Args:
       array: numbers in float32, or integers.
       weights: row weights; rows of weight 0 are not checked. None: all rows are.
-      name: the name of the argument.
       given: the numbers before they became float32.
-
-    Raises:
-      ValueError: a number is not finite; names the first such row.
     """
     if isinstance(array, Tracer) or not jnp.issubdtype(array.dtype, np.floating):
         return

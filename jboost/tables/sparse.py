@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads sparse matrices.
+"""Reads sparse matrices of ``scipy.sparse`` and ``jax.experimental.sparse``.
 
-In: a matrix of ``scipy.sparse`` or ``jax.experimental.sparse``. Out: its stored
-entries, sorted by column or by row (SparseMatrix). This module does not import these
-packages: a caller who has such a matrix has already imported its package.
+This module does not import these packages: a caller who has such a matrix has already
+imported its package.
 """
 
 import sys
@@ -54,8 +53,6 @@ def check_gaps(absent: Absent | None, matrix: SparseMatrix, name: str) -> None:
     Args:
       absent: ``absent`` of the model or the bins; None if training had dense rows
         without missing values and did not specify it.
-      matrix: the stored entries.
-      name: name of the argument, for the error.
     """
     num_cells = matrix.shape[0] * matrix.shape[1]
     if absent is None and matrix.num_entries < num_cells:
@@ -102,14 +99,8 @@ def read_rows(
     """Returns the stored entries sorted by row, in float32, with duplicates summed.
 
     Args:
-      x: a sparse matrix that :func:`is_sparse` accepts.
-      name: name of the argument, for errors.
       least_rows: 0 if a matrix without rows is allowed.
       wide: columns to convert while they still are float64, by index.
-
-    Raises:
-      TypeError, ValueError: ``x`` is traced, not numeric, not 2-D, or empty, or it
-        stores 2^31 entries or more.
     """
     if isinstance(x, SparseMatrix):
         row = np.argsort(x.places, kind="stable")

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks targets and weights, and converts them to 32 bits.
 
-In: arguments as a user passes them. Out: arrays with one row per row of x. Every
-message names the argument, the expectation and the value. Traced values are not
+Every message names the argument, the expectation and the value. Traced values are not
 checked, only their shapes.
 """
 
@@ -27,13 +26,6 @@ def check_targets(
     """Returns targets as a pytree of arrays, with 64-bit numbers converted to 32 bits.
 
     Numbers may be infinite or NaN; the loss says whether it is defined for them.
-
-    Args:
-      y: the targets, a pytree of arrays with ``num_rows`` rows.
-      num_rows: N.
-      weights: weights of the rows, or None.
-      name: name of the argument, for errors.
-      warn: whether to warn about distinct values that become equal in float32.
     """
     leaves = jax.tree.leaves(y)
     if isinstance(y, list) and not any(np.ndim(leaf) for leaf in leaves):
