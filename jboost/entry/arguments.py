@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Recognizes names of other libraries: of arguments, losses and metrics.
+"""Recognizes names that other libraries give to arguments, losses and metrics.
 
-In: a name that a caller used. Out: the end of an error message, with the name that
-jboost uses.
+The end of an error message then tells the name that jboost uses.
 """
 
 import difflib
@@ -185,15 +184,7 @@ def explain_arguments(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def rename_twins(given: dict[str, Any], known: Container[str]) -> None:
-    """Renames arguments to the word that a function has for them, in place.
-
-    Args:
-      given: arguments by name.
-      known: the names that the function has.
-
-    Raises:
-      TypeError: an argument is given under both of its names.
-    """
+    """Renames arguments, in place, to the word that a function has for them."""
     for name, twin in _TWINS.items():
         if name in given and name not in known and twin in known:
             if twin in given:
@@ -205,8 +196,6 @@ def hint_argument(name: str, known: list[str], owner: type | None = None) -> str
     """Returns a suggestion for an unknown argument, or "" if there is none.
 
     Args:
-      name: the unknown argument.
-      known: the arguments of the function.
       owner: the class of a method; its constructor may have the argument.
     """
     if name in _ABSENT and name not in known:
@@ -250,8 +239,6 @@ def hint_loss(name: str, known: Iterable[str], form: str) -> str:
     """Suggests the built-in loss that an unknown name means, or lists all losses.
 
     Args:
-      name: a misspelled loss, or the name of an objective of another library.
-      known: the names of the built-in losses.
       form: how to write a loss, such as "jb.losses.{}".
     """
     low = name.lower()
@@ -274,7 +261,6 @@ def hint_metric(name: str, known: Iterable[str], truncated: Iterable[str]) -> st
 
     Args:
       name: a misspelled metric, or one of another library, such as "map@5".
-      known: the names of the metrics.
       truncated: the metrics that accept a number of ranks, as in "name@5".
     """
     base, _, at = name.lower().partition("@")
@@ -299,11 +285,7 @@ def positional_names(function) -> list[str] | None:
 
 
 def takes_mask(function: Any, *, required: bool = False) -> bool:
-    """Checks whether a function has an argument ``where``, as for groups of rows.
-
-    Args:
-      required: whether to demand that the argument has no default.
-    """
+    """Checks whether a function has an argument ``where``, as for groups of rows."""
     try:
         where = inspect.signature(function).parameters.get("where")
     except (TypeError, ValueError):

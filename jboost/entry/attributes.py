@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Recognizes names of other libraries: of functions and attributes.
-
-In: a name that a module, a model or a result of training does not have. Out: an
-AttributeError that names the replacement in jboost.
-"""
+"""Recognizes functions and attributes of other libraries, and names jboost's own."""
 
 import difflib
 
@@ -60,7 +56,6 @@ def make_attribute_error(owner: str, name: str, known: str = "") -> AttributeErr
     """Returns the error for an unknown attribute.
 
     Args:
-      owner: the object without the attribute, as the message names it.
       known: the end of the message if no other library has the name.
     """
     hint = known

@@ -26,8 +26,7 @@ def is_masked_array(values: Any) -> bool:
 def as_array(values: Any, expected: str) -> np.ndarray:
     """Returns values as an array of native byte order; masks are left out.
 
-    Raises:
-      TypeError: they cannot be converted; ``expected`` begins the message.
+    ``expected`` begins the message of errors.
     """
     try:
         array = np.asarray(values)
@@ -40,11 +39,7 @@ def as_array(values: Any, expected: str) -> np.ndarray:
 
 
 def refuse_mask(values: Any, name: str) -> Any:
-    """Returns values without a mask.
-
-    Raises:
-      ValueError: some of them are masked.
-    """
+    """Returns values without a mask; raises if some are masked."""
     if not is_masked_array(values):
         return values
     array = np.ma.asarray(values)
@@ -188,8 +183,6 @@ def check_link(
     """Checks that an inverse link is a jax.numpy function of the score of one row.
 
     Args:
-      inverse_link: the function, or None.
-      score_shape: shape of the score of one row.
       single: whether it must return one array instead of a pytree.
     """
     if inverse_link is None or (score_shape, single) in _find_checked(inverse_link):

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every exchange between devices.
+"""Every exchange between devices: sums, extremes and concatenations over shards.
 
-In: values of one shard of the rows. Out: their sum, extremes or concatenation over all
-shards. A shard is the rows on one device of a mesh. The functions on arrays are the
-identity if rows are not sharded, so that one program text serves both cases.
+A shard is the rows on one device of a mesh. The functions on arrays are the identity if
+rows are not sharded, so that one program text serves both cases.
 
 The shards in force are held in a context, like the implementation of the kernels
 (:mod:`jboost.entry.context`): a program traced within :func:`use_shards` sums
@@ -80,12 +79,10 @@ def least(values: Array) -> Array:
 def exchange(
     sums: list[Array], extremes: list[Array]
 ) -> tuple[list[Array], list[Array]]:
-    """Applies :func:`total` and :func:`most` to several arrays in one collective.
+    """Applies :func:`total` to integers and :func:`most` to float32, in one collective.
 
-    Args:
-      sums: integers to add.
-      extremes: float32 numbers to take the greatest of. If there are sums, too, the
-        bits of each shard are sent in a place of their own of one long sum.
+    If there are sums, too, the bits of the extremes of each shard are sent in a place
+    of their own of one long sum.
     """
     shards = current_shards()
     if shards is None:

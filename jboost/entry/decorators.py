@@ -190,7 +190,6 @@ def check_process(name: str) -> None:
 
 
 def _is_traced(value: Any) -> bool:
-    """Checks whether a value contains a tracer."""
     if isinstance(value, dict):  # not a pytree if its keys cannot be sorted
         return any(map(_is_traced, value.values()))
     if isinstance(value, list | tuple):

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every exchange of values of the host between processes that train a model together.
 
-In: values of one process. Out: those of all processes. The functions do nothing outside
-:func:`use_processes`, and every process must call them in the same order. Each begins
-by exchanging whether a process has failed: a process that raises an error anywhere
-takes part in the exchange that the others come to next, and all raise its error.
+The functions do nothing outside :func:`use_processes`, and every process must call them
+in the same order. Each begins by exchanging whether a process has failed: a process
+that raises an error anywhere takes part in the exchange that the others come to next,
+and all raise its error.
 """
 
 import builtins
@@ -180,11 +180,7 @@ def _add_processes(mesh, values):
 
 
 def gather_numbers(number: int) -> list[int]:
-    """Gathers one number from every process, in order of rank.
-
-    Raises:
-      Exception: the error of a process that has failed.
-    """
+    """Gathers one number from every process, in order of rank."""
     if num_processes() == 1:
         return [number]
     found = _exchange([0, number])

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks arguments that name features or list them.
 
-In: an argument as a user passes it. Out: indices, signs, a mask or names, or an error
-that names the argument, the expectation and the value.
+Errors name the argument, the expectation and the value.
 """
 
 import difflib
@@ -28,10 +27,7 @@ def check_feature(
 ) -> int:
     """Returns the index of a feature, given its index, its name or its label.
 
-    Raises:
-      TypeError: ``feature`` is neither an index nor a label.
-      ValueError: there is no such feature, or an integer is the index of one feature
-        and the label of another.
+    An integer that is the index of one feature and the label of another is refused.
     """
     expected = f"{name} must list features by index, from 0 to {num_features - 1}"
     names = () if feature_names is None else tuple(feature_names)

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Names columns by the labels of a table, and compares them with those of training.
 
-In: the labels of a table: strings, integers, tuples, dates. Out: names, which are
-strings, or an error where a table has other columns than the rows of training.
+Labels are strings, integers, tuples or dates; names are strings.
 """
 
 import math
@@ -13,12 +12,7 @@ import numpy as np
 
 
 class Labels(NamedTuple):
-    """Holds the labels of a table.
-
-    Attributes:
-      names: the labels as strings.
-      strings: whether the labels are strings.
-    """
+    """Labels of columns, and whether they were strings in the table."""
 
     names: tuple[str, ...]
     strings: bool
@@ -35,16 +29,7 @@ class Labels(NamedTuple):
 
 
 def read_labels(labels: Iterable[Any], name: str) -> Labels:
-    """Reads the labels of a table.
-
-    Args:
-      labels: one per column, each of them different.
-      name: name of the table, for errors.
-
-    Raises:
-      TypeError: some labels are strings and others are not.
-      ValueError: two labels have the same name.
-    """
+    """Reads the labels of a table; those of mixed types or equal names are refused."""
     labels = [*labels]
     strings = [isinstance(label, str) for label in labels]
     if all(strings):
@@ -82,12 +67,7 @@ def check_labels(labels: Labels, expected: tuple[str, ...] | None, name: str) ->
     are compared with these, and other names are matched by position.
 
     Args:
-      labels: the labels of the table.
       expected: the names of the columns of training; None if they have none.
-      name: name of the table, for errors.
-
-    Raises:
-      ValueError: the columns or their order differ.
     """
     names, unnamed = labels.names, expected is None
     expected = _number(len(names)) if expected is None else expected

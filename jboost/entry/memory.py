@@ -23,9 +23,6 @@ def require_memory(needed: float, work: str, advice: str, reserved: float = 0) -
       work: the computation and its sizes, for the error message.
       advice: the arguments to change, for the error message.
       reserved: bytes that are allocated, whether they are used or not.
-
-    Raises:
-      MemoryError: the memory is too small.
     """
     if max(needed, reserved) < _LITTLE:
         return

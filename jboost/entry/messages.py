@@ -32,11 +32,7 @@ def warn_user(message: str, category: type[Warning] = UserWarning) -> None:
 
 
 def import_pandas(caller: str) -> Any:
-    """Imports pandas, which is not a dependency of jboost.
-
-    Raises:
-      ImportError: pandas is not installed.
-    """
+    """Imports pandas, which is not a dependency of jboost."""
     try:
         import pandas
     except ImportError:
@@ -74,7 +70,6 @@ def show_fields(container: Any) -> str:
 
 
 def _show(value) -> str:
-    """Formats a field on one line."""
     shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
     if isinstance(shape, tuple) and dtype is not None:
         if shape == () and isinstance(value, float | int):
@@ -117,7 +112,6 @@ class _Shortened(reprlib.Repr):
         return f"{text} of {first}, ..."
 
     def _show_item(self, item, level):
-        """Formats an item of an array."""
         if isinstance(item, np.floating):
             return f"{item:.5g}"
         return self.repr1(item.item() if hasattr(item, "item") else item, level - 1)

@@ -146,7 +146,6 @@ def compiled(
 
     Args:
       function: called as ``function(*static, *operands)``; operands may be traced.
-      static: hashable arguments.
       donate: which operands the program may overwrite with its results.
       effort: an effort of this module, such as ``FULL``, ignored if the program becomes
         part of another one; None for programs without a loss.
@@ -156,7 +155,6 @@ def compiled(
 
 
 def _describe(leaf):
-    """Returns the shape and dtype of an operand."""
     dtype = getattr(leaf, "dtype", None)
     return (type(leaf),) if dtype is None else (leaf.shape, dtype)
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs an algorithm from the host in stages, or traces it as part of one program.
 
-In: an algorithm, written once in terms of stages, loops and branches. Out: its result.
-
 Compiling a program takes a time that grows with its length, and a program that contains
 a loss is compiled for every new loss. An algorithm that evaluates the loss in a dozen
 places is therefore run from the host at the start of training: within
@@ -77,7 +75,6 @@ def stage(
     are static, and so hashable.
 
     Args:
-      function: the stage.
       any_rounding: whether a loss in it need not round as in the programs of rounds.
     """
 
