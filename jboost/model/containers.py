@@ -90,14 +90,10 @@ def library_version() -> str:
 
 
 def write_container(container: Container, target: Any) -> None:
-    """Writes a file, completely or not at all.
+    """Writes a file completely, or fails and leaves an existing file unchanged.
 
     Args:
-      container: the contents to write; each array has one of ``DTYPES``.
       target: a path, or a binary file that is open for writing.
-
-    Raises:
-      OSError: the path cannot be written; an existing file is not changed.
     """
     if hasattr(target, "write"):
         for piece in _encode(container):
@@ -116,9 +112,6 @@ def read_container(source: Any) -> Container:
 
     Args:
       source: a path, or a binary file that is open for reading.
-
-    Raises:
-      FileError: the file has another format or is damaged.
     """
     if hasattr(source, "read"):
         return _read(source, repr(getattr(source, "name", "the file")))

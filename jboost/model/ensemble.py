@@ -119,7 +119,6 @@ class Links:
     max_depth: int = field(metadata=dict(static=True))
 
     def __repr__(self) -> str:
-        """Returns the shapes of the fields; the arrays would fill pages."""
         return show_fields(self)
 
 
@@ -176,7 +175,6 @@ class Ensemble(Model):
     wide_threshold: UInt32[Array, "R S I 2"] | None = None
 
     def __repr__(self) -> str:
-        """Returns the sizes; the arrays would fill pages."""
         if not hasattr(self.feature, "shape"):  # JAX builds it from other leaves
             return "Ensemble(...)"
         if np.ndim(self.leaf_value) != 3:  # made by vmap
@@ -331,9 +329,7 @@ def rounds_of(model: Ensemble) -> dict[str, Any]:
 def read_model(model: Any) -> Ensemble:
     """Returns any model as an Ensemble; a single tree becomes one round.
 
-    Raises:
-      TypeError: ``model`` is neither an Ensemble nor a RegressionTree.
-      ValueError: ``model`` is several models, stacked by ``jax.vmap``.
+    Stacks of models, as from ``jax.vmap``, are refused.
     """
     if not isinstance(model, Model):
         raise TypeError(
@@ -346,12 +342,7 @@ def read_model(model: Any) -> Ensemble:
 
 
 def check_model(model: Any) -> None:
-    """Checks that ``model`` is a single Ensemble.
-
-    Raises:
-      TypeError: ``model`` is something else.
-      ValueError: ``model`` is several models, stacked by ``jax.vmap``.
-    """
+    """Checks that ``model`` is a single Ensemble, not a stack from ``jax.vmap``."""
     if not isinstance(model, Ensemble):
         raise TypeError(f"model must be an Ensemble, got {describe_model(model)}")
     shape = np.shape(model.leaf_value)

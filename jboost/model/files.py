@@ -69,7 +69,6 @@ class Kind(NamedTuple):
     """How a type is stored in a file.
 
     Attributes:
-      layout: its arrays.
       fields: names of the other fields, without those of groups.
       groups: optional containers: {name: (container, fields)}.
       check: raises ValueError unless fields and arrays are consistent.
@@ -386,11 +385,7 @@ def pack(model: Any, prefix: str = "") -> Container:
 
 
 def check_contents(model: Model) -> None:
-    """Checks a model as :func:`load` checks a file.
-
-    Raises:
-      ValueError: the model is not valid.
-    """
+    """Checks a model as :func:`load` checks a file."""
     _check_contents(KINDS[type(model).__name__], model)
 
 
@@ -405,11 +400,7 @@ def _check_contents(kind, model):
 
 
 def unpack(container: Container) -> Any:
-    """Returns the model in a container; in a checkpoint, names begin with "model.".
-
-    Raises:
-      ValueError: the model is not valid.
-    """
+    """Returns the model in a container; in a checkpoint, names begin with "model."."""
     kept = container.type == "Checkpoint"
     start, name = ("model.", "Ensemble") if kept else ("", container.type)
     kind = KINDS.get(name)

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The nodes of trees in one form, whatever layout the trees have.
+"""The nodes of trees in one form, whether the trees are in heap order or linked.
 
-In: a model with trees in heap order or linked ones. Out: Nodes: children, splits, leaf
-values and training sums of every node, as NumPy arrays. Importance, drawings, tables,
-pruning and files of other libraries read trees in this form.
+Importance, drawings, tables, pruning and files of other libraries read trees in this
+form: NumPy arrays of children, splits, leaf values and training sums.
 """
 
 from itertools import pairwise
@@ -64,10 +63,6 @@ def list_nodes(model: Any, rounds: slice = slice(None)) -> Nodes:
     """Returns the nodes of the T = R * K trees of an Ensemble, round by round.
 
     A tree that K scores share is listed for each of them, with its leaves.
-
-    Args:
-      model: a :class:`jboost.Ensemble`.
-      rounds: which rounds to list.
     """
 
     num_scores = model.num_scores
@@ -156,7 +151,6 @@ def _link_heaps(split):
 
 
 def _levels(num_nodes):
-    """Returns the slices of a heap's levels, from the root down."""
     depth = (num_nodes + 1).bit_length() - 1
     return [slice(2**level - 1, 2 ** (level + 1) - 1) for level in range(depth)]
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Prediction: scores, scores after each round, and leaves.
 
-In: a model and rows: a matrix, a data frame, a sparse matrix or a stream. Out: arrays
-with one entry per row. Every function here can be jitted and vmapped; scores can be
-differentiated in leaf values, initial score and offset.
+Rows are a matrix, a data frame, a sparse matrix or a stream. Every function here can be
+jitted and vmapped; scores can be differentiated in leaf values, initial score and
+offset.
 """
 
 from collections.abc import Callable
@@ -106,7 +106,6 @@ def predict(
 def _predict_batches(
     run: Callable[..., Any], model: Model, x: RowSource, offset: Any
 ) -> Any:
-    """Returns the predictions for all rows of a stream."""
     ensemble = read_model(model)
     if offset is not None:
         raise ValueError(

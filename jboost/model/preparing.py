@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prepares a model and rows for the compiled programs and the kernels.
+"""Prepares a model and dense rows for the compiled programs and the kernels.
 
-In: a model and dense rows, as the user passed them. Out: a Task: both checked, and
-either ready for the CPU kernels, which need no compilation, or padded so that nearby
-sizes share compiled programs.
+They are checked, and either ready for the CPU kernels, which need no compilation, or
+padded so that nearby sizes share compiled programs.
 """
 
 from dataclasses import replace
@@ -43,9 +42,8 @@ class Task(NamedTuple):
       model: a ReadyModel for predictions by the kernels, else an Ensemble with only
         the parts that prediction uses; padded if it runs in XLA.
       rows: rows as :meth:`ReadyModel.run` takes them; for XLA, a padded matrix.
-      num_rows: the number of rows that the user passed.
+      num_rows, num_rounds: numbers without padding.
       size: the number of rows, padding included.
-      num_rounds: the model's rounds, without padding.
       on_host: whether the kernels read the rows directly, in NumPy memory.
       sharding: the sharding of results that are computed on the host; None for the
         default device.
@@ -90,8 +88,6 @@ def prepare(
     """Checks the arguments; the kernels get the rows as they are, XLA gets them padded.
 
     Args:
-      model: an Ensemble, checked.
-      x: dense rows.
       offset: the offset of the rows; all arrays together determine the device.
       explain: whether to keep the sums of the leaves, which explanations need.
     """
@@ -116,7 +112,6 @@ def prepare(
 
 
 def _read_matrix(model, x, wide):
-    """Reads rows as a float32 matrix with the model's columns."""
     plain = type(x) is np.ndarray and x.dtype == np.float32 and x.ndim == 2
     if plain and x.shape[1]:
         matrix = x
@@ -136,11 +131,7 @@ def _read_matrix(model, x, wide):
 
 
 def check_columns(model: Ensemble, num_columns: int) -> None:
-    """Checks that rows have as many columns as the model has features.
-
-    Raises:
-      ValueError: the two numbers differ.
-    """
+    """Checks that rows have as many columns as the model has features."""
     if num_columns != model.num_features:
         raise ValueError(
             f"x must have {model.num_features} columns, as in training, got "
@@ -161,7 +152,6 @@ class PreparedModel(NamedTuple):
         CPU devices or the kernels were not built.
       padded: the model as programs take it, if it is kept on another device: padding
         it for each prediction would copy it to the host and back.
-      devices: the devices of the arrays.
       sharding: the sharding of results; None for the default device.
     """
 

@@ -83,7 +83,6 @@ class RegressionTree(Model):
             object.__setattr__(self, "max_depth", _find_depth(self.left != LEAF))
 
     def __repr__(self) -> str:
-        """Returns the shapes of the fields; the arrays would fill pages."""
         return show_fields(self)
 
     @property

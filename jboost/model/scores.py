@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prediction: scores, scores by round, leaves.
+"""Scores, scores by round, and leaves of rows that have been checked.
 
-In: a checked model and rows. Out: arrays for all rows. Scores are linear in leaf
-values and initial scores, and differentiable in them. Rows of a ReadyModel go directly
-to the CPU kernels, so that no number of rows triggers a compilation. Other rows go
-through compiled programs.
+Scores are linear in leaf values and initial scores, and differentiable in them. Rows of
+a ReadyModel go directly to the CPU kernels, so that no number of rows triggers a
+compilation. Other rows go through compiled programs.
 """
 
 from collections.abc import Callable
@@ -41,11 +40,8 @@ def score_rows(
     """Returns scores of the rows, [N] or [N, K]; [R, ...] of each round if ``staged``.
 
     Args:
-      model: a ReadyModel or a :class:`jboost.Ensemble`.
+      model: a ReadyModel, which gives NumPy arrays, or a :class:`jboost.Ensemble`.
       rows: rows as :meth:`ReadyModel.run` takes them; for an Ensemble, [N, F].
-
-    Returns:
-      A NumPy array from a ReadyModel, else a JAX array.
     """
     if not isinstance(model, ReadyModel):
         return compiled(_score_matrix, staged)(model, rows, offset)
@@ -293,7 +289,6 @@ def _round_leaves(trees, columns, depth):
 
 
 def _tree_leaves(tree, columns, depth):
-    """Finds the leaf of each row in one tree."""
     num_rows = columns.shape[1]
     flat, rows = columns.reshape(-1), jnp.arange(num_rows, dtype=jnp.int32)
 

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """One tree with its nodes sorted level by level, siblings side by side.
 
-In: nodes in any order. Out: the nodes that the root leads to, and the categories of
-their splits. Drawings, tables, pruning and files of other libraries read trees in this
-order.
+Drawings, tables, pruning and files of other libraries read trees in this order. Nodes
+that the root does not lead to are left out.
 """
 
 from typing import Any
@@ -33,15 +32,9 @@ def take_tree(nodes: Nodes, number: int) -> Nodes:
 
 
 def sort_nodes(tree: Nodes, root: int = 0) -> tuple[Nodes, int]:
-    """Sorts the nodes of one tree level by level, siblings side by side.
+    """Sorts the nodes of one tree level by level; also returns its depth.
 
-    Nodes that the root does not lead to are dropped.
-
-    Returns:
-      The sorted tree and its depth.
-
-    Raises:
-      ValueError: the nodes do not form a tree.
+    Drops nodes that the root does not lead to; refuses nodes that form no tree.
     """
     levels, seen = [np.array([root])], 1
     while True:

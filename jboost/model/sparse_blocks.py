@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Predicts for sparse rows: by the CPU kernels, or a dense block at a time.
 
-In: a sparse matrix, and a function that takes dense rows. Out: its results for all
-rows. A block holds only the columns that the model uses, so that it stays small however
-wide the matrix is.
+A block holds only the columns that the model uses, so that it stays small however wide
+the matrix is.
 """
 
 from collections.abc import Callable
@@ -34,10 +33,7 @@ _ready: WeakKeyDictionary[Ensemble, ReadyModel] = WeakKeyDictionary()
 
 
 def prepare_sparse(model: Ensemble, x: Any, offset: Any = None) -> Task | None:
-    """Checks the arguments, and returns the task for the CPU kernels.
-
-    Returns None where XLA predicts, for :func:`run_in_blocks`.
-    """
+    """Returns the checked task for the CPU kernels; None where XLA predicts."""
     model, wide = match_wide(model, x)
     prepared = prepare_model(model)
     sharding = prepared.find_place(None, offset)
@@ -62,9 +58,6 @@ def run_in_blocks(
     Args:
       run: takes a model on the used columns, dense rows and, if ``offset`` is given,
         ``offset=`` of these rows.
-      model: a checked model.
-      x: the sparse matrix.
-      offset: the offset of all rows, or None.
       rows_axis: the axis of the rows in the results of ``run``.
     """
     if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves((model, offset))):
@@ -99,7 +92,6 @@ def run_in_blocks(
 
 
 def _read_sparse(model, x, wide):
-    """Returns the matrix by row, checked."""
     matrix = read_rows(x, "x", least_rows=0, wide=wide)
     check_columns(model, matrix.shape[1])
     check_gaps(model.absent, matrix, "x")
@@ -128,10 +120,8 @@ def _dense_blocks(matrix, model, index, size):
 def keep_used_features(model: Ensemble) -> tuple[Ensemble, np.ndarray, int]:
     """Returns the model on the features that it uses only.
 
-    Returns:
-      The model; the new index of each feature, which for unused features is the
-      number of columns; and that number, which is padded so that models share
-      compiled programs.
+    Also returns the new index of each feature, which for unused features is the number
+    of columns; and that number, padded so that models share compiled programs.
     """
     feature, split = np.asarray(model.feature), np.asarray(model.is_split)
     used = np.unique(feature[split])

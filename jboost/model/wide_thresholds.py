@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Predicts exactly from columns with distinct values that are equal in float32.
 
-In: a model of a library that compares float64, and the rows as the user passed them.
-Out: the model and its columns in numbers that float32 holds and that compare as the
-float64 numbers do.
+Models of libraries that compare float64, and their columns, are converted to numbers
+that float32 holds and that compare as the float64 numbers do.
 """
 
 from collections.abc import Mapping
@@ -34,7 +33,6 @@ def match_wide(
     all models where x is float32 or traced, which ``threshold`` is for.
 
     Args:
-      model: an Ensemble, checked.
       x: a table of any kind, or an iterable of tables.
     """
     if model.wide_threshold is None:
