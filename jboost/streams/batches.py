@@ -97,16 +97,11 @@ def checked_batches(
 ) -> Iterator[RowBatch]:
     """Yields the batches of a source, each checked against the first one.
 
-    Batches without rows are skipped, unless several processes train together.
+    Batches without rows are skipped, unless several processes train together. Errors,
+    those of the source included, name the batch.
 
     Args:
-      source: a function that returns a new iterator of batches.
       schema: names and categories of the columns in training; None while training.
-      categorical: whether the caller supports categories.
-
-    Raises:
-      TypeError, ValueError: a batch is malformed; the message names the batch.
-      Exception: any error of the source, with a note that names the batch.
     """
     first, number = None, 0
     batches = source()
@@ -367,7 +362,6 @@ def _check_columns(schema, columns, path, types):
 
 
 def _read_parts(path, columns, step, pyarrow):
-    """Yields the record batches of a file."""
     with _naming(path, pyarrow):
         file = pyarrow.parquet.ParquetFile(path)
     with file:

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rounds of boosting on blocks of rows that lie on disk.
 
-In: a training run with its codes in files. Out: one round at a time, with the same
-trees, scores and losses as ``chunks`` gives for arrays. Derivatives, sampling, leaf
-values and scores are computed by the same traced functions, on arrays of all rows;
-only the splits are found block by block.
+The trees, scores and losses are those that ``chunks`` gives for arrays. Derivatives,
+sampling, leaf values and scores are computed by the same traced functions, on arrays of
+all rows; only the splits are found block by block.
 """
 
 from collections.abc import Iterator
@@ -143,11 +142,7 @@ class BlockRunner:
         self._grower = make_grower(job.problem.method, blocks, num_rows, first)
 
     def run(self, position: Position, first: int, count: int) -> Chunk:
-        """Makes round ``first``; the chunk has one entry.
-
-        Raises:
-          BlockError: a block cannot be read.
-        """
+        """Makes round ``first``; the chunk has one entry."""
         assert count == 1
         job, (state, set_steps) = self.job, position
         arrays = job.problem.arrays

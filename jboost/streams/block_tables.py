@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rows on disk, and the values of each row that stay in memory.
 
-In: files of blocks. Out: targets, weights and offset of every row, on one device or on
-the devices of a mesh.
+These are targets, weights and offset, on one device or on the devices of a mesh.
 """
 
 from typing import Any, NamedTuple
@@ -27,13 +26,10 @@ class BlockTable(NamedTuple):
     """Rows on disk.
 
     Attributes:
-      blocks: the files.
       folders: the folders, which remove the files when they are garbage-collected.
-      bins: thresholds of the codes.
       names: the feature names, if the batches are data frames; else None.
       structure: the pytree structure of the targets.
       kinds: arrays without rows, by name: dtypes and shapes of those in the files.
-      weighted: whether the batches came with weights.
       num_offsets: the number of scores of the offset; 0 without an offset.
       max_bins: the setting that the thresholds were made for; None for given bins.
     """
@@ -82,10 +78,7 @@ def load_rows(
 ) -> PaddedRows:
     """Loads the values of each row that stay in memory: everything except codes.
 
-    Padding repeats row 0 at weight 0; see :func:`jboost.training.rows.bin_rows`.
-
-    Args:
-      mesh: the mesh that holds the rows; None: one device.
+    Padding repeats row 0 at weight 0; see :func:`jboost.training.rows.make_rows`.
     """
     if table.num_offsets not in (0, num_scores):
         raise ValueError(

@@ -37,7 +37,6 @@ class Layout(NamedTuple):
 
     Attributes:
       identity: an identifier, written into every file of the set.
-      num_features: the number of columns of codes.
       dtype: the dtype of the codes in memory.
     """
 
@@ -55,10 +54,6 @@ def _read_header(text, layout, number, num_rows, data_bytes):
     """Parses and checks the header of a block.
 
     Args:
-      text: the header.
-      layout: the properties of the set of files.
-      number: the number of the block.
-      num_rows: the number of rows of the block.
       data_bytes: the size of the file after the header.
 
     Raises:
@@ -360,11 +355,7 @@ class BlockFile:
 
 
 def open_block(block: Block) -> BufferedReader:
-    """Opens the file of a block.
-
-    Raises:
-      BlockError: it cannot be opened.
-    """
+    """Opens the file of a block."""
     try:
         return open(block.path, "rb")
     except OSError as error:
@@ -393,13 +384,7 @@ NUM_BUFFERS = 2  # one block in use, one being read
 
 
 class BlockSet(NamedTuple):
-    """The files of all rows, in order.
-
-    Attributes:
-      identity: an identifier, written into every file of this set.
-      num_features: the number of columns of codes.
-      dtype: the dtype of the codes in memory.
-    """
+    """The files of all rows, in order; see :class:`Layout`."""
 
     blocks: tuple[Block, ...]
     identity: str
@@ -435,11 +420,7 @@ def write_block(
 ) -> Block:
     """Writes a block: columns of codes, and arrays with one entry for each row.
 
-    Returns:
-      The block, with ``plain`` set if its codes are not encoded.
-
-    Raises:
-      BlockError: the file cannot be written.
+    The returned block has ``plain`` set if its codes are not encoded.
     """
     columns, others, payloads, offset = [], {}, [], 0
 
@@ -502,11 +483,7 @@ class BlockReader:
     def read(
         self, features: Sequence[int] | None = None
     ) -> Iterator[tuple[Block, Shaped[np.ndarray, "f n"]]]:
-        """Yields each block with the codes of some features; None: of all.
-
-        Raises:
-          BlockError: a file is damaged, incomplete or gone.
-        """
+        """Yields each block with the codes of some features; None: of all."""
         return self._read_ahead(partial(self._take_columns, features))
 
     def read_for_kernels(self, features: Sequence[int]) -> Iterator[tuple[Block, Any]]:
@@ -515,9 +492,6 @@ class BlockReader:
         Args:
           features: the features to read ahead in the codes by feature; codes of the
             others are returned as well.
-
-        Raises:
-          BlockError: a file is damaged, incomplete or gone.
         """
         return self._read_ahead(partial(self._take_both, features))
 
@@ -598,9 +572,6 @@ def read_rows(
 
     Args:
       like: an array without rows, of the dtype and shape of the array.
-
-    Raises:
-      BlockError: the file is damaged, incomplete or gone.
     """
     with open_block(block) as opened:
         file = BlockFile(opened, block, blocks.layout)

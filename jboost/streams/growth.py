@@ -551,7 +551,6 @@ def make_grower(
     """Returns the grower of the trees of a run, for the current implementation.
 
     Args:
-      blocks: the blocks of this process.
       num_rows: the number of rows of all processes.
       first_row: the number of the first row of this process among all rows.
     """
@@ -570,9 +569,6 @@ def grow_blocks(
 
     ``measure_all`` returns the derivatives. They are released before the first pass,
     because each block keeps its own rows as integers.
-
-    Raises:
-      BlockError: a block cannot be read.
     """
     grower.start(measure_all(), words, leaf, reader.set)
     trim_heap(leaf.nbytes)  # the derivatives are free now

@@ -52,8 +52,7 @@ class Plan(NamedTuple):
     """The bytes that a run holds at a time, by purpose.
 
     Attributes:
-      rows: the values of each row that stay in memory: targets, weights, scores,
-        minimizers, leaves.
+      rows: targets, weights, scores, minimizers and leaves of each row.
       rounds: the most that the programs of the start and of a round add.
       nodes: histograms of a level, and memory of the search for splits.
       blocks: codes of the blocks that are in memory.
@@ -79,8 +78,7 @@ _ADVICE = dict(
 def _plan_memory(job, blocks, memory, init_score):
     """Computes the bytes that a run takes; returns the parts of the plan by name.
 
-    Raises:
-      ValueError: it takes more than ``memory``, in this process or another one.
+    More than ``memory``, in this process or another one, is refused.
     """
     plan = _make_plan(job, blocks, init_score)
     needed, parts = sum(plan), plan._asdict()
@@ -150,7 +148,6 @@ class _Need(NamedTuple):
       state: shapes of the state, which stays between rounds.
       plan: shapes of the arrays that stay during a round.
       measured: shapes of the arrays that stay while a tree grows.
-      begin, measure, fit, end: bytes that the program of this name adds.
     """
 
     state: Any

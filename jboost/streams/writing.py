@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Writes the rows of a source to blocks on disk, as codes.
 
-In: a source of batches, which can be read again. Out: a BlockTable: the files, and the
-properties of their rows. A first pass over the batches sketches the quantiles of every
+The source is read twice: a first pass over the batches sketches the quantiles of every
 feature; a second pass writes codes, targets and weights.
 """
 
@@ -63,9 +62,7 @@ class Options(NamedTuple):
       memory: the most bytes that the sketch and the blocks may take.
       directories: folders for the files; none: the system's folder for temporary files.
       block_rows: rows of a block; None: as many as fit their share of the memory.
-      progress: whether to show bars.
       check: called with each batch of the first pass and its number; it may refuse it.
-      num_scores: the number of scores of the model to train.
       plan: called with the bins, the blocks that will be written, and the first row of
         the first batch, once the number of rows is known; it may refuse them.
     """
@@ -89,12 +86,6 @@ def write_table(
 
     Args:
       bins: thresholds; None: they are found in a pass of their own, for ``max_bins``.
-
-    Raises:
-      BlockError: files cannot be written.
-      OSError: the source fails.
-      TypeError, ValueError: batches are malformed, or differ between passes. If
-        processes train together, an error of one of them is raised on all.
     """
     seen = None
     if bins is None:
@@ -200,8 +191,7 @@ def _check_rows(batch, num_rows, options):
 def _write(source, bins, max_bins, seen, options):
     """Writes the blocks in one pass; ``seen`` is the pass before it, or None.
 
-    Returns:
-      The writer, and the total weight of all rows.
+    Returns the writer, and the total weight of all rows.
     """
     writer, num_rows, checksums, weight = None, 0, (), 0.0
     with _bar("writing", options.progress, seen and seen.num_rows) as bar:
