@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Partial dependence of scores on one or two features, and individual curves.
 
-In: a trained model or tree, rows, features. Out: a PartialDependence: the scores that
-the rows would have with other values of those features, averaged or for each row.
+These are the scores that rows would have with other values of those features, averaged
+or for each row.
 """
 
 from collections.abc import Callable, Sequence

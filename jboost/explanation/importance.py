@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Feature importance: from the splits of the trees, or from permutations.
 
-In: a trained model or tree, and for permutation importance held-out data. Out: an
-Importance, one number per feature. Training stores sums of gradient, curvature and
-weight for each leaf; those of an inner node are sums over the leaves below it.
+Training stores sums of gradient, curvature and weight for each leaf; those of an inner
+node are sums over the leaves below it.
 """
 
 from collections.abc import Callable
@@ -300,9 +299,6 @@ def measure_nodes(nodes: Nodes, kind: str) -> Float[np.ndarray, "T M"]:
     """Returns the improvement, gain or cover of every node.
 
     Improvement and gain are undefined in leaves.
-
-    Raises:
-      ValueError: the model does not hold the training sums.
     """
     if nodes.gain is not None:
         return nodes.weight if kind == "cover" else nodes.gain

@@ -73,8 +73,6 @@ class Edges(NamedTuple):
       parent: the parent; 0 for the root and for nodes that no edge leads to.
       above: the nearest node above with an edge that tests the same feature, or the
         root. The edge of the root counts as open for all rows.
-      feature: the feature that the edge tests.
-      is_left: whether the edge leads to a left child.
       value: the leaf value; 0 for other nodes.
       share: the fraction of the parent's cover.
       gain_open, gain_shut: factors of the edge in the product: ``gain_open`` applies if
@@ -418,7 +416,6 @@ class ShapValues(NamedTuple):
     base: Float[Array, "*K"]
 
     def __repr__(self) -> str:
-        """Returns the shapes of the fields; the arrays would fill pages."""
         return show_fields(self)
 
 

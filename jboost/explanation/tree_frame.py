@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All nodes of a model as a data frame, one row per node.
-
-In: a trained model. Out: a frame with the columns of XGBoost's ``trees_to_dataframe``.
-"""
+"""All nodes of a model, with the columns of XGBoost's ``trees_to_dataframe``."""
 
 from typing import Any
 
@@ -77,7 +74,6 @@ def _measure(nodes, kind):
 
 
 def _list_rows(tree, number, names, model):
-    """Returns the rows of one tree, level by level."""
     rows = []
     for node, left in enumerate(tree.left.tolist()):
         label, cover = f"{number}-{node}", float(tree.curvature[node])
