@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Exports prediction as a program that runs without jboost.
-
-In: an Ensemble. Out: a StableHLO file that contains the model; running it needs only
-jax.
-"""
+"""Exports prediction to a StableHLO file with the model; running it needs only jax."""
 
 import os
 from collections.abc import Callable, Sequence

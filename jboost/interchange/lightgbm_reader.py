@@ -84,19 +84,15 @@ def _place_names(infos, rest, values):
 
 
 def _match(lists, features, values, whole):
-    """Assigns each list to the first feature that fits, in ascending order.
+    """Assigns each list to the first feature that fits; None if a list fits no feature.
 
     The caller also matches in reverse order: there is exactly one assignment if both
     directions find the same one.
 
     Args:
-      lists: the categories of each column of category dtype.
-      features: indices of the features that may be categorical.
+      features: indices of the features that may be categorical, in the order to try.
       values: the values of each feature that the file lists.
       whole: whether training must have seen all categories of a list.
-
-    Returns:
-      A feature for each list, or None if some list fits no feature.
     """
     left = iter(features)
     found = []

@@ -42,10 +42,6 @@ def report_failures(name: str, library: str) -> Iterator[None]:
 
     Args:
       name: the name of the file, or the type of the model in memory.
-      library: the library that made the model.
-
-    Raises:
-      FileError: the model is damaged, of another kind, or cannot be converted.
     """
     try:
         yield
@@ -69,8 +65,6 @@ class CategorySplit(NamedTuple):
     Attributes:
       tree, node: indices of the tree and of its node; trees are numbered in the order
         of rounds, K per round.
-      feature: index of the feature.
-      values: the values that the split lists.
       goes_left: True if the listed values go left and all other known values go right;
         False for the reverse.
     """
@@ -97,8 +91,7 @@ class KnownValues(NamedTuple):
 def _code_splits(splits, known, values):
     """Assigns codes to values, in the order of values; unlisted ones share a code.
 
-    Returns:
-      The categories, and the codes that go left at each split, as bits [S, W].
+    Returns the categories, and the codes that go left at each split, as bits [S, W].
     """
     features = tuple(sorted(known))
     size = max(1, *(each.length for each in known.values()))
@@ -159,14 +152,7 @@ def _check_growth(needed: int, held: int) -> None:
 
     All trees share arrays of one shape. A file with one large tree and many small ones
     could thus need far more memory than its own size, and exhaust the memory of the
-    process that reads it.
-
-    Args:
-      needed: size of the arrays in bytes.
-      held: size of the trees in the file in bytes.
-
-    Raises:
-      ValueError: the arrays would be too large.
+    process that reads it. Both sizes are in bytes.
     """
     if needed > max(_MOST_BYTES, _MOST_GROWTH * held):
         raise ValueError(
@@ -275,20 +261,17 @@ def build_ensemble(
     shared: bool = False,
     ranges: Mapping[int, tuple[float, float]] | None = None,
 ) -> Ensemble:
-    """Builds a model from trees.
+    """Builds a model from trees; refuses one that :func:`jboost.load` would reject.
 
     The trees are stored in heap order if the deepest one has at most 8 levels, and as
-    linked nodes otherwise.
+    linked nodes otherwise. Arrays many times larger than the trees are refused.
 
     Args:
       trees: the trees in the order of rounds, K per round, with a threshold of NaN at
         categorical splits. Trees of a library that compares in float64 have its exact
         thresholds.
       init_score: [K]; K = 1 makes a model with one score per row.
-      num_features: the number of columns of the training matrix.
       absent: how the other library reads entries that a sparse matrix does not store.
-      feature_names: the names of the columns, if they are known.
-      splits: the categorical splits.
       known: the categories of each categorical feature; its length exceeds every value
         that the splits list.
       values: the categories that the integers 0, 1, ... represent, for the features
@@ -296,12 +279,6 @@ def build_ensemble(
       shared: whether the K trees of each round have the same splits, which are then
         stored once.
       ranges: the least and the largest value of features, where they are known.
-
-    Raises:
-      ValueError: the nodes do not form a tree, use a feature that does not exist, or
-        compare a categorical feature with a threshold; a category is too large; the
-        arrays would be many times larger than the trees; or :func:`jboost.load` would
-        reject the model.
     """
     categories, trees = _place_sets(trees, splits, known or {}, values or {})
     pairs = [sort_nodes(tree) for tree in trees]

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads scikit-learn models: single trees, forests and both kinds of boosting.
-
-In: a fitted estimator. Out: an Ensemble with the same scores.
-"""
+"""Reads scikit-learn models: single trees, forests and both kinds of boosting."""
 
 from typing import Any
 

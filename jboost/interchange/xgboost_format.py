@@ -17,15 +17,7 @@ _NO_NAMES: dict[str, Any] = {"offsets": [], "values": []}
 
 
 def describe_categories(model: Ensemble, categories: CategoryNames) -> dict[str, Any]:
-    """Returns the entry "cats" of a model.
-
-    Args:
-      model: the model to write.
-      categories: "names", or "codes" to leave out the names.
-
-    Raises:
-      ValueError: XGBoost cannot store the name of a category.
-    """
+    """Returns the entry "cats" of a model; "codes" leaves out the names."""
     known = model.schema.categories or ()
     if categories == "codes" or not any(values is not None for values in known):
         none = np.zeros(0, np.int32)
@@ -110,11 +102,7 @@ _MOST_LEVELS = 64  # nested containers, so that a file cannot exhaust the stack
 
 
 def read_ubjson(data: bytes) -> Any:
-    """Returns the value that the bytes encode.
-
-    Raises:
-      ValueError: the bytes are truncated, continue after the value, or are not UBJSON.
-    """
+    """Returns the value that the bytes encode; refuses bytes after it."""
     reader = _Reader(data)
     value = reader.value(reader.take(1), 0)
     if reader.offset != len(data):

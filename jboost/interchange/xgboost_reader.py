@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads models of XGBoost.
+"""Reads models of XGBoost, in memory or from a file (JSON or UBJSON).
 
-In: an XGBoost file (JSON or UBJSON), or an XGBoost model in memory. Out: an Ensemble
-with the same scores. Nothing in the file is executed.
+Nothing in the file is executed.
 """
 
 import json
@@ -163,7 +162,6 @@ def _read_document(document):
 
 
 def _vector_size(tree):
-    """Returns the number of values per leaf of a tree."""
     return max(1, int(tree["tree_param"].get("size_leaf_vector", 1) or 1))
 
 
@@ -203,10 +201,7 @@ def _read_parameters(learner, model):
 
 
 def link(objective: str, base: Float[np.ndarray, " K"]) -> Float32[np.ndarray, " K"]:
-    """Converts XGBoost's base_score to scores.
-
-    Computes in float32, as XGBoost does, so that the initial scores are the same.
-    """
+    """Converts XGBoost's base_score to scores, in float32 as XGBoost does."""
     base = base.astype(np.float32)
     with np.errstate(divide="ignore"):
         if objective in LOGIT:

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes models for XGBoost.
+"""Writes models to JSON or UBJSON files that give the same scores in XGBoost.
 
-In: an Ensemble. Out: a JSON or UBJSON file that gives the same scores in XGBoost.
-Other tools that read XGBoost models can use it, too: SHAP, ONNX converters, FIL,
+Other tools that read XGBoost models can use them, too: SHAP, ONNX converters, FIL,
 Treelite.
 """
 
@@ -347,11 +346,7 @@ def _integers(values):
 
 
 def _to_list(array):
-    """Converts an array for JSON.
-
-    float32 goes through its shortest decimal form; a direct conversion would write the
-    digits of a float64.
-    """
+    """Converts an array for JSON; float32 in its shortest decimal form."""
     if array.dtype == np.float32:
         return array.astype("U32").astype(np.float64).tolist()
     return array.tolist()
