@@ -128,7 +128,6 @@ class Table(NamedTuple):
 
 
 def _check_table(x, y, sample_weight, feature_names=None):
-    """Checks the arguments of these names and reads them as arrays."""
     frame = read_frame(x, "x")
     matrix = np.asarray(frame.matrix)
     num_rows = len(matrix)
@@ -203,7 +202,6 @@ class PruningPath(NamedTuple):
     squared_error: Float[np.ndarray, " S"]
 
     def __repr__(self) -> str:
-        """Returns the shapes of the fields; the arrays would fill pages."""
         return show_fields(self)
 
 
@@ -331,7 +329,6 @@ class AlphaChoice(NamedTuple):
     one_se_alpha: float
 
     def __repr__(self) -> str:
-        """Returns the shapes of the fields; the arrays would fill pages."""
         return show_fields(self)
 
 
@@ -455,7 +452,6 @@ def _collapse_alphas(tree):
 
 
 def _draw_folds(folds, seed, used):
-    """Returns the index of the fold of each row of positive weight."""
     num_rows = int(used.sum())
     seed = checks.check_integer("seed", seed, least=0, most=2**63 - 1)
     if np.ndim(folds) == 0:
