@@ -148,8 +148,7 @@ class _Layout(NamedTuple):
     """The rows and nodes that the processes hold; see :class:`OrderedSketch`.
 
     Attributes:
-      blocks: the block of each row that is not in a node.
-      weight: the weights of these rows; None if all are 1.
+      blocks: the block of each row that is not in a node; ``weight`` belongs to these.
       nodes: height and number of each node, then its number of entries in each feature.
         Height -1 is padding.
     """
@@ -215,7 +214,6 @@ class OrderedSketch:
         self._tail: list[PendingRows] = []  # rows of the block that is not full yet
 
     def __repr__(self) -> str:
-        """Shows sizes instead of the summaries."""
         rows = f"{self._first_row}:{self._end}"
         return f"OrderedSketch(num_features={self.num_features}, rows={rows})"
 

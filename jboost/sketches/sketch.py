@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Maintains quantile sketches of streamed rows.
+"""Quantile sketches of streamed rows, with a guaranteed error bound.
 
-In: batches of rows, in any number and order, on one machine or several. Out: a quantile
-summary per feature, with a guaranteed error bound. Memory depends on the error bound
-and only logarithmically on the number of rows. The summary depends on how rows were cut
-into batches and merged; that of :mod:`jboost.sketches.ordered` does not.
+Memory depends on the error bound and only logarithmically on the number of rows. The
+summary depends on how rows were cut into batches and merged; that of
+:mod:`jboost.sketches.ordered` does not.
 """
 
 from collections.abc import Sequence
@@ -85,7 +84,6 @@ class QuantileSketch(NamedTuple):
     pending: tuple[PendingRows, ...]
 
     def __repr__(self) -> str:
-        """Shows sizes instead of the summaries."""
         sizes = f"num_features={self.num_features}, num_entries={self.num_entries}"
         return f"QuantileSketch({sizes}, eps={self.eps:.3g})"
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Computes weighted quantile summaries of one column, with guaranteed bounds.
 
-In: the values of a column and their weights. Out: some of the values, each with bounds
-on the total weight of smaller values and of values up to it, and the operations merge,
-prune and query of Chen and Guestrin (2016), "XGBoost", arXiv:1603.02754, appendix A.
+A summary holds some of the values, each with bounds on the total weight of smaller
+values and of values up to it. The operations merge, prune and query are those of Chen
+and Guestrin (2016), "XGBoost", arXiv:1603.02754, appendix A.
 
 Let [ values < y ] be the weight of all values below y. The entry of y has::
 
@@ -44,7 +44,6 @@ class QuantileSummary(NamedTuple):
     rmax: Float[np.ndarray, " n"]
 
     def __repr__(self) -> str:
-        """Shows the shapes of arrays instead of their contents."""
         return show_fields(self)
 
     @property
