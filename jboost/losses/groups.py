@@ -84,12 +84,7 @@ def check_relevances(targets: Any, real: Any, name: str) -> None:
     """Checks that relevances have a gain 2^y - 1.
 
     Args:
-      targets: [N].
       real: bool [N]; other rows are not checked.
-      name: the name of the argument, for errors.
-
-    Raises:
-      ValueError: a relevance is NaN, negative or too large.
     """
     if not _is_concrete((targets, real)) or np.shape(targets) != np.shape(real):
         return
@@ -108,11 +103,6 @@ def check_times(targets: Any, real: Any, name: str) -> None:
     Args:
       targets: a mapping with ``time``, ``event`` and maybe ``entry``, [N] each.
       real: bool [N]; other rows are not checked.
-      name: the name of the argument, for errors.
-
-    Raises:
-      TypeError, ValueError: a name is missing, a time is NaN, an event is neither 0 nor
-        1, or a row does not enter before its time.
     """
     check_names(targets, name)
     held = {key: targets[key] for key in ("time", "event", "entry") if key in targets}

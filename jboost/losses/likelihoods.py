@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Any parametric distribution as a loss: the negative log-likelihood.
 
-In: a function that makes a distribution from the score of one row. Out: a loss, and the
-Fisher information of one target about the score. A distribution is any object with
-``log_prob(value)``: those of :mod:`jboost.distributions`, NumPyro, distrax and
-TensorFlow Probability's JAX substrate. This module imports none of them.
+A distribution is any object with ``log_prob(value)``: those of
+:mod:`jboost.distributions`, NumPyro, distrax and TensorFlow Probability's JAX
+substrate. This module imports none of them.
 """
 
 import inspect
@@ -41,7 +40,6 @@ class Likelihood:
 
     @property
     def __name__(self) -> str:
-        """The name in errors and histories."""
         inner = self.make_distribution
         return f"likelihood({getattr(inner, '__name__', repr(inner))})"
 

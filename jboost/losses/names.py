@@ -176,11 +176,7 @@ def count_scores(loss: Any, y: Any, num_scores: int) -> int:
 def widen_loss(loss: Any, targets: Any, num_scores: int) -> Any:
     """Returns the loss, summed over the targets of a row if it is of one score.
 
-    Args:
-      targets: arrays (or shapes) with first axis N.
-
-    Raises:
-      ValueError: there is not one score for each target, or one target for softmax.
+    ``targets`` are arrays (or shapes) with first axis N.
     """
     columns = _count_columns(targets)
     if columns > 1 and bare_loss(loss) is softmax:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Losses of rankings of the documents of one query: pairwise, listwise, LambdaRank.
 
-In: scores [G] and relevances [G]; a document's gain is 2^relevance - 1. Out: one
-number. Sums over pairs come first: their derivatives evaluate each pair only once.
+A document's gain is 2^relevance - 1. Sums over pairs come first: their derivatives
+evaluate each pair only once.
 """
 
 from functools import partial
@@ -24,13 +24,9 @@ def logistic_pairs(scores, weights):
     """Returns the sum over pairs of |w_ij| log(1 + exp(-sign(w_ij) (s_i - s_j))).
 
     Args:
-      scores: [G].
       weights: [T, G], of all pairs that one of the first T rows belongs to: positive
         where row i should have the higher score, negative where row j should. w_ji is
         -w_ij; such a pair counts once.
-
-    Returns:
-      A scalar.
     """
     return sum_once(jnp.abs(weights) * softplus(-find_lead(scores, weights)))
 

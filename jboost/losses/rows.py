@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Losses of one row: plain functions ``loss(score, target) -> scalar``.
 
-In: the score F(x) of one row (for ``softmax`` a vector) and its target. r stands for
-score - target. All else is derived by differentiation. Checks of parameters come first;
-they run in Python while a loss is traced, and leave nothing in its program.
+The score is a number, for ``softmax`` a vector; r stands for score - target. All else
+is derived by differentiation. Checks of parameters come first; they run in Python while
+a loss is traced, and leave nothing in its program.
 """
 
 import functools
@@ -40,7 +40,6 @@ def check_parameter(name: str, value: Any, check: Check) -> None:
     """Checks a parameter.
 
     Args:
-      name: the name of the parameter, for errors.
       check: called with name and value; raises TypeError or ValueError.
 
     Raises:

@@ -98,11 +98,7 @@ def sum_risks(sets: RiskSets, risks: Float[Array, " G"]) -> Float[Array, " G"]:
 def sum_at_risk(
     sets: RiskSets, risks: Float[Array, " G"]
 ) -> tuple[Float[Array, " G"], Float[Array, " G"]]:
-    """Returns R and R - E at each place.
-
-    Args:
-      risks: positive numbers in the order of the sets, 0 for masked rows.
-    """
+    """Returns R and R - E at each place; ``risks`` as for :func:`sum_risks`."""
     if sets.span is None:
         later = cumulate(risks, reverse=True)
         later = jnp.concatenate([later, jnp.zeros(1, risks.dtype)])
