@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Metrics of probabilities and labels.
-
-In: scores, targets and weights of all rows, and the inverse link that converts scores
-to probabilities. Out: one number.
-"""
+"""Metrics of probabilities and labels, from scores and their inverse link."""
 
 from typing import Any
 

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads the arguments of metrics, and averages over rows.
 
-In: scores, targets and weights as users pass them. Out: float32 arrays of matching
-sizes; rows of weight 0 do not affect results.
+Rows of weight 0 do not affect results.
 """
 
 from collections.abc import Callable
@@ -47,9 +46,6 @@ def read_group(scores, targets, where, weights):
 
     Args:
       targets: {name in errors: array}, [G] each.
-
-    Raises:
-      ValueError: shapes differ, or a score of a real row is NaN.
     """
     given = {"scores": scores, **targets, "where": where, "weights": weights}
     shapes = {name: np.shape(a) for name, a in given.items() if a is not None}

@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Metrics of predictions: errors and deviances.
-
-In: scores, targets and weights of all rows, and the inverse link that converts scores
-to predictions. Out: one number.
-"""
+"""Metrics of predictions: errors and deviances, from scores and their inverse link."""
 
 import jax
 import jax.numpy as jnp
