@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Distributions of counts.
-
-In: a score [K] of one row. Out: a distribution of 0, 1, 2, ...
-"""
+"""Distributions of counts 0, 1, 2, ..."""
 
 from dataclasses import dataclass
 from typing import Any

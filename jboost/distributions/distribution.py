@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Quantiles by bisection, bounds on scores, and shapes, for all distributions.
-
-In: a distribution; its fields are arrays of one shape. Out: quantiles, and arrays of
-the right dtype.
-"""
+"""Quantiles by bisection, bounds on scores, and shapes, for all distributions."""
 
 from typing import Any
 

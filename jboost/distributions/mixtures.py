@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Mixtures of normal distributions.
-
-In: a score [3 M - 1] of one row. Out: a distribution with M components.
-"""
+"""Mixtures of M normal distributions, from scores [3 M - 1]."""
 
 import math
 from dataclasses import dataclass

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Distributions of positive numbers, and of numbers between 0 and 1.
-
-In: a score [K] of one row. Out: a distribution; its fields are in the units of targets.
-"""
+"""Distributions of positive numbers, and of numbers between 0 and 1."""
 
 import math
 from dataclasses import dataclass

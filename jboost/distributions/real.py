@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Distributions on the real line.
-
-In: a score [K] of one row. Out: a distribution; its fields are in the units of targets.
-"""
+"""Distributions on the real line."""
 
 import math
 from dataclasses import dataclass

@@ -129,8 +129,6 @@ def log_ratio_excess(
     log(1 + e) = 2 artanh(h), h = e / (2 + e), and e - 2 h = e h.
 
     Args:
-      value: positive.
-      base: positive.
       away: value - base, which the caller may know more exactly.
     """
     excess = divide(away, base)
@@ -171,9 +169,6 @@ def gamma_tails(a, value, mean, away) -> Tails:
     with shape a and this mean to be below and above the value.
 
     Args:
-      a: the shape.
-      value: the place; positive.
-      mean: positive.
       away: value - mean, which the caller may know more exactly.
     """
     x, excess = a * divide(value, mean), a * divide(away, mean)
@@ -203,9 +198,6 @@ def beta_tails(a, b, x, rest, excess) -> Tails:
     """Returns I_x(a, b) and I_{1-x}(b, a), the regularized incomplete beta functions.
 
     Args:
-      a: the first shape.
-      b: the second shape.
-      x: the place, from 0 to 1.
       rest: 1 - x.
       excess: b x - a (1 - x), which the caller may know more exactly.
     """
