@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Kaplan-Meier curves, and Brier scores of predicted survival curves.
 
-In: times and events, and predicted probabilities. Out: the share of rows that survive,
-and errors that account for censored rows.
+The errors account for censored rows.
 """
 
 from collections.abc import Mapping

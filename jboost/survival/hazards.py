@@ -20,14 +20,7 @@ from jboost.numerics.ids import number_ids, read_ids
 
 
 def read_rows(targets: Any, weights: Any, entries: bool) -> dict[str, Any]:
-    """Returns time, event, maybe entry, and weights, [N] each; weights default to 1.
-
-    Args:
-      entries: whether times of entry are supported.
-
-    Raises:
-      TypeError, ValueError: shapes differ, or values are not those of survival targets.
-    """
+    """Returns time, event, maybe entry, and weights, [N] each; weights default to 1."""
     check_names(targets)
     if "entry" in targets and not entries:
         raise ValueError("targets must not have entry here: it is not supported")
@@ -60,11 +53,7 @@ def _read(values):
 
 
 def read_times(times: Any) -> Any:
-    """Returns the times [T] of an evaluation in float32.
-
-    Raises:
-      ValueError: they do not have one dimension, or one of them is NaN.
-    """
+    """Returns the times [T] of an evaluation in float32."""
     found = _read(times)
     if found.ndim != 1:
         raise ValueError(f"times must have shape [T], got {found.shape}")
