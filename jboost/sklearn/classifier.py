@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The classifier: probabilities and a label, or K labels, for each row.
 
-In: X, and labels [N] or indicators [N, K]. Out: labels of the same shape, and
-probabilities where the loss implies them.
+Labels are [N], or indicators [N, K]. Probabilities exist where the loss implies them.
 """
 
 from collections.abc import Callable, Iterator
@@ -273,14 +272,12 @@ class JBoostClassifier(ClassifierMixin, Boosting):
         return self._code(codes)
 
     def __sklearn_tags__(self):
-        """Declares support for several labels per row."""
         tags = super().__sklearn_tags__()
         tags.classifier_tags.multi_label = True
         return tags
 
 
 def _has_columns(y):
-    """Returns whether labels are a table of several columns."""
     if isinstance(y, list):
         y = np.asarray(y)
     shape = getattr(y, "shape", ())
@@ -288,7 +285,6 @@ def _has_columns(y):
 
 
 def _check_indicators(y, name="y"):
-    """Returns indicators as float32."""
     y = refuse_mask(y, name)
     given = check_array(y, accept_sparse=True, ensure_all_finite=False, input_name=name)
     found = np.asarray(given.toarray() if issparse(given) else given, np.float32)

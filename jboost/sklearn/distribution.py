@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The estimator of distributions: one for each row.
-
-In: X, and targets [N]. Out: distributions, their means and quantiles.
-"""
+"""The estimator of distributions, one for each row, with means and quantiles."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType

@@ -53,13 +53,8 @@ def read_targets(
     """Returns targets as numbers [N].
 
     Args:
-      y: the targets.
-      name: the argument's name in errors.
       several: whether they may be [N, K], where NaN and infinities are accepted.
       finite: whether NaN and infinities in [N] are refused.
-
-    Raises:
-      ValueError: the targets are not numbers, or have another shape.
     """
     refuse_none(y)
     y = refuse_mask(y, name)
@@ -124,13 +119,7 @@ def _hold_out(rows, share, seed, num_scores, labels=None):
     Args:
       rows: X, targets, weights, offset and groups; None: not given. Groups are not
         divided.
-      share: the share of rows (of groups) to validate on.
-      seed: fixes the split.
-      num_scores: K.
       labels: the class of each row; both parts have equal shares of the classes.
-
-    Raises:
-      ValueError: the rows cannot be split, or have no split with weights on both sides.
     """
     check_number("validation_fraction", share, above=0.0, most=1 - 1e-9)
     X, targets, weights, offset, groups = rows
@@ -370,7 +359,6 @@ class Boosting(BaseEstimator):
         """Calls ``fit``; a random validation set is stratified by ``labels``.
 
         Args:
-          rows: X, targets, weights and offset.
           groups: numbers of the rows' groups, for a loss of groups.
         """
         check_link(self._link, () if num_scores == 1 else (num_scores,), single=True)
@@ -488,11 +476,9 @@ class Boosting(BaseEstimator):
         return "auto" if isinstance(self.inverse_link, str) else self.inverse_link
 
     def __sklearn_is_fitted__(self):
-        """Tells scikit-learn whether training has ended."""
         return "model_" in vars(self)
 
     def __sklearn_tags__(self):
-        """Declares support for missing values and sparse matrices."""
         tags = super().__sklearn_tags__()
         tags.input_tags.allow_nan = True
         tags.input_tags.sparse = True
@@ -500,11 +486,7 @@ class Boosting(BaseEstimator):
 
 
 def find_loss(loss: Any, known: Mapping[str, Any] = losses.LOSSES) -> Any:
-    """Returns a loss function, given its name or the function itself.
-
-    Args:
-      known: the losses that have names: of rows, or of groups.
-    """
+    """Returns a loss function, given its name or the function itself."""
     if not isinstance(loss, str):
         return loss
     if loss not in known:

@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ranker: orders the rows of each query.
-
-In: X, relevance y, and the query of each row. Out: scores; the row with the greatest
-score comes first.
-"""
+"""The ranker: orders the rows of each query; the greatest score comes first."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -164,10 +160,6 @@ def read_queries(qid: Any, group: Any, num_rows: int, prefix: str) -> np.ndarray
       qid: the query of each row [N]; None if ``group`` is given.
       group: the sizes of consecutive queries; None if ``qid`` is given.
       prefix: the prefix of both names in errors.
-
-    Raises:
-      ValueError: both or none are given, ids are missing or not one for each row, or
-        sizes do not sum to the number of rows.
     """
     if (qid is None) == (group is None):
         got = "none" if qid is None else "both"

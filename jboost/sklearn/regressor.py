@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The regressor: a number or K numbers for each row.
-
-In: X, and targets [N] or [N, K]. Out: predictions of the same shape.
-"""
+"""The regressor: a number or K numbers for each row."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -108,7 +105,6 @@ class JBoostRegressor(RegressorMixin, Boosting):
         return read_targets(y, name, several=True)  # NaN: missing, or of a custom loss
 
     def __sklearn_tags__(self):
-        """Declares support for several outputs."""
         tags = super().__sklearn_tags__()
         tags.target_tags.multi_output = True
         return tags
