@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prepares axes for plots, and formats their labels.
+"""Prepares axes for plots, in the colors of the current style, and formats labels.
 
-In: axes from the caller, or None. Out: axes in the colors of the current style.
 matplotlib is an optional dependency, so functions import it only when they are called.
 """
 
@@ -72,10 +71,7 @@ def tidy(ax: "Axes", grid: Literal["both", "x"] = "both") -> None:
 
 
 def ink(ax: "Axes") -> Any:
-    """Returns the color of the axes' labels.
-
-    It contrasts with the background in light and in dark styles.
-    """
+    """Returns the color of the axes' labels, which suits light and dark styles."""
     return ax.xaxis.label.get_color()
 
 

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Draws explanations: importance, SHAP values and partial dependence.
 
-In: a result of :mod:`jboost.explanation`, or a model and rows to compute it from. Out:
-axes with a bar or a swarm of points per feature, the most important on top; or with
-curves, points, contours or a heat map of one or two features.
+Features have a bar or a swarm of points each, the most important on top; dependence is
+drawn as curves, points, contours or a heat map of one or two features.
 """
 
 from collections.abc import Sequence
@@ -186,9 +185,8 @@ def _read_shap(
 ) -> tuple[np.ndarray, np.ndarray | None, list[str]]:
     """Checks the arguments and returns the data to draw.
 
-    Returns:
-      The SHAP values [N, F, K]; the values of the features [N, F], NaN if they have no
-      order; the labels of the features.
+    These are SHAP values [N, F, K]; the values of the features [N, F], NaN if they have
+    no order; and the labels of the features.
     """
     frame = None if x is None else read_frame(x, "x", categorical=True)
     names = None if frame is None else frame.names

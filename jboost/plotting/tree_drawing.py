@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Draws trees with matplotlib, as boxes joined by curves.
+"""Draws trees with matplotlib, as boxes joined by curves, on axes in points.
 
-In: a table of nodes. Out: axes with a unit of one point. Fonts
-and lines keep their proportion to the boxes when the axes change their size.
+Fonts and lines keep their proportion to the boxes when the axes change their size.
 """
 
 from typing import Any
@@ -33,10 +32,7 @@ _DARKEST = 0.6  # share of the color range that is used; black text stays legibl
 def draw_tree(ax: Axes | None, table: Any, sideways: bool) -> Axes:
     """Draws a tree on the axes, or on those of a new figure of the size that it needs.
 
-    Args:
-      ax: the axes; None creates a figure.
-      table: a :class:`jboost.plotting.trees.TreeTable`.
-      sideways: whether the root is on the left; else it is on top.
+    ``sideways`` puts the root on the left instead of on top.
     """
     words = [node.words for node in table.nodes]
     if sideways:  # leaves take one line, so that many fit below each other

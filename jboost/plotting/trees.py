@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trees as pictures and as texts of Graphviz.
-
-In: a model. Out: a table of the nodes to draw, and from it matplotlib axes or DOT.
-"""
+"""Trees as matplotlib axes and as texts of Graphviz (DOT), from one table of nodes."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -35,10 +32,8 @@ class Node(NamedTuple):
 
     Attributes:
       parent: the index of its parent in the table; LEAF for the root.
-      is_left: whether it is its parent's left child.
       depth: 0 for the root.
       is_split: whether the node is drawn with its children.
-      missing_left: whether missing values go left.
       values: leaf values, one for each score that is drawn; empty for inner nodes.
       words: the condition, value or number of leaves; the cover if it is known.
     """
