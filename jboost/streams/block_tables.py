@@ -78,7 +78,7 @@ def load_rows(
 ) -> PaddedRows:
     """Loads the values of each row that stay in memory: everything except codes.
 
-    Padding repeats row 0 at weight 0; see :func:`jboost.training.rows.make_rows`.
+    Padding repeats row 0 at weight 0; see :func:`jboost.training.rows.bin_rows`.
     """
     if table.num_offsets not in (0, num_scores):
         raise ValueError(
