@@ -121,7 +121,9 @@ def test_histograms_of_packed_codes(
     run = partial(levels_cuda.packed_histogram, packed, **sizes)
     check_sums(run, *rows, num_nodes, num_bins)
     if num_features in (5, 14):  # with a list of the rows of each node, and without
-        batch = jax.jit(jax.vmap(run, (0, None)))(np.stack([0 * rows[1], -rows[1]]), rows[2])
+        batch = jax.jit(jax.vmap(run, (0, None)))(
+            np.stack([0 * rows[1], -rows[1]]), rows[2]
+        )
         expected = references.histogram(*rows, num_nodes, num_bins)
         np.testing.assert_array_equal(batch, [0 * expected, -expected])
 

@@ -68,10 +68,25 @@ def join_sums(digits, greatest):
 
 
 choose_unit = jax.jit(exact_sums.choose_unit)
+GROUPS = 9
+sum_digits = [
+    jax.jit(add) for add in (exact_sums.sum_digits_natively, exact_sums.sum_digits)
+]
+find_greatest = jax.jit(
+    partial(exact_sums.find_group_greatest_natively, num_groups=GROUPS)
+)
+sum_group_digits = [
+    jax.jit(partial(add, num_groups=GROUPS))
+    for add in (exact_sums.sum_group_digits_natively, exact_sums.sum_group_digits)
+]
+sum_all = jax.jit(sum_rows)
+sum_groups = jax.jit(sum_channels, static_argnums=2)
+CASES = pytest.mark.parametrize(
+    ("odd", "repeated"), [("finite", False), ("infinite", True), ("both", True)]
+)
 
 
-@pytest.mark.parametrize("repeated", [False, True])
-@pytest.mark.parametrize("odd", ODD)
+@CASES
 def test_sums_of_rows(odd, repeated):
     values, (times, own_times) = make_values(3, ODD[odd]), make_times(repeated)
     parts = [jnp.asarray(part) for part in split(values)]
@@ -81,48 +96,43 @@ def test_sums_of_rows(odd, repeated):
     np.testing.assert_array_equal(greatest, np.abs(finite).max(axis=1))
     up = choose_unit(greatest)[0]
     wanted = [multiples(row, each, times) for row, each in zip(values, up, strict=True)]
-    for add in (exact_sums.sum_digits_natively, exact_sums.sum_digits):
+    for add in sum_digits:
         digits = sum(
-            jax.jit(add)(part, greatest, own)
-            for part, own in zip(parts, own_times, strict=True)
+            add(part, greatest, own) for part, own in zip(parts, own_times, strict=True)
         )
         assert join(digits).tolist() == wanted
     total = join_sums(digits, greatest) + sum(others)
     for name in ("xla", "cpu"):
         with use_implementation(name):
-            expected = jax.jit(sum_rows)(jnp.asarray(values), as_weights(times))
+            expected = sum_all(jnp.asarray(values), as_weights(times))
         np.testing.assert_array_equal(total, expected)
 
 
-@pytest.mark.parametrize("repeated", [False, True])
-@pytest.mark.parametrize("odd", ODD)
+@CASES
 def test_sums_by_group(odd, repeated):
-    num_groups, values = 9, make_values(6, ODD[odd])
+    values = make_values(4, ODD[odd])
     times, own_times = make_times(repeated)
-    group = np.random.default_rng(1).integers(-1, num_groups + 1, values.shape[1])
+    group = np.random.default_rng(1).integers(-1, GROUPS + 1, values.shape[1])
     group = group.astype(np.int32)
     group[7:10] = [2, 2, 5]
     groups = [jnp.asarray(part) for part in split(group)]
     parts = [[jnp.asarray(row) for row in part] for part in split(values)]
     found = [
-        jax.jit(
-            partial(exact_sums.find_group_greatest_natively, num_groups=num_groups)
-        )(own, None, *part)
-        for own, part in zip(groups, parts, strict=True)
+        find_greatest(own, None, *part) for own, part in zip(groups, parts, strict=True)
     ]
     sizes, others = zip(*found, strict=True)
     greatest = find_most(sizes)
-    inside = (group >= 0) & (group < num_groups) & np.isfinite(values)
+    inside = (group >= 0) & (group < GROUPS) & np.isfinite(values)
     magnitudes = np.abs(np.where(inside, values, 0))
     np.testing.assert_array_equal(greatest, magnitudes.max(axis=1))
     up = choose_unit(greatest)[0]
     chosen = [
         (group == g, None if times is None else times[group == g])
-        for g in range(num_groups)
+        for g in range(GROUPS)
     ]
-    for add in (exact_sums.sum_group_digits_natively, exact_sums.sum_group_digits):
+    for add in sum_group_digits:
         digits = sum(
-            jax.jit(partial(add, num_groups=num_groups))(own, greatest, number, *part)
+            add(own, greatest, number, *part)
             for own, number, part in zip(groups, own_times, parts, strict=True)
         )
         for c in range(values.shape[0]):
@@ -131,10 +141,6 @@ def test_sums_by_group(odd, repeated):
     total = join_sums(digits, greatest[:, None]) + sum(others)
     for name in ("xla", "cpu"):
         with use_implementation(name):
-            expected = jax.jit(sum_channels, static_argnums=2)(
-                [jnp.asarray(row) for row in values],
-                jnp.asarray(group),
-                num_groups,
-                as_weights(times),
-            )
+            rows = [jnp.asarray(row) for row in values], jnp.asarray(group)
+            expected = sum_groups(*rows, GROUPS, as_weights(times))
         np.testing.assert_array_equal(total, expected)
