@@ -112,8 +112,16 @@ WEIGHTS = {
 }
 
 
-@pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("weights", WEIGHTS)
+# Every order, with equal weights and with others; all weights in two orders.
+ADVERSARIES = [(order, "equal") for order in ORDERS]
+ADVERSARIES += [
+    (order, weights) for weights in WEIGHTS for order in ("shuffled", "zoom in")
+    if weights != "equal"
+]  # fmt: skip
+ADVERSARIES += zip([*ORDERS][5:], [*WEIGHTS][1:], strict=True)
+
+
+@pytest.mark.parametrize(("order", "weights"), ADVERSARIES)
 def test_the_guarantee_holds_in_any_order_and_weight(order, weights):
     values = ORDERS[order]
     weight = WEIGHTS[weights](values)
@@ -380,7 +388,7 @@ def test_thresholds_lie_within_the_error_of_equal_shares(weighted):
     assert error.max() <= ranks.total / (8 * 33) + weight.max() * 2
 
 
-@pytest.mark.parametrize("share", [0.5, 0.9, 0.99])
+@pytest.mark.parametrize("share", [0.5, 0.99])
 def test_a_heavy_value_leaves_the_bins_to_the_others(share):
     rng = np.random.default_rng(10)
     x = rng.normal(size=(200_000, 1)).astype(np.float32)

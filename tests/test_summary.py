@@ -12,7 +12,7 @@ from hypothesis import given, settings
 import jboost as jb
 from jboost.sketches.summary import spread_between
 
-STRICT = settings(max_examples=80, deadline=None, derandomize=True, database=None)
+STRICT = settings(max_examples=40, deadline=None, derandomize=True, database=None)
 INF = np.inf
 TINY = np.finfo(np.float32).tiny
 # Few values, so that parts share some; integer weights, whose sums are exact.
