@@ -55,25 +55,18 @@ SETTINGS = {
 }
 
 
-@pytest.mark.parametrize(
-    ("settings", "weighted"),
-    [(name, False) for name in SETTINGS if name != "samples"]
-    + [(name, True) for name in SETTINGS if name != "constrained"],  # they compile
-)
-def test_every_value_is_tried_as_by_histograms(settings, weighted):
+@pytest.mark.parametrize("settings", SETTINGS)
+def test_every_value_is_tried_as_by_histograms(settings):
     x, y = make_few()
-    weight = None
-    if weighted:
-        weight = np.random.default_rng(1).integers(0, 4, N) / 2
+    weighted = settings in ("free", "samples", "limited")
+    weight = np.random.default_rng(1).integers(0, 4, N) / 2 if weighted else None
     train = partial(jb.fit, x, y, sample_weight=weight, **FEW, **SETTINGS[settings])
     expected, expected_history = train()
     found, history = train(candidates="exact")
     chex.assert_trees_all_equal(found, expected)
     np.testing.assert_array_equal(history.train_loss, expected_history.train_loss)
     assert np.sum(np.isfinite(found.threshold)) > 12
-    if (
-        settings in ("plain", "columns") and not weighted
-    ):  # as many bins as rows: every value is every node's candidate
+    if settings == "columns":  # more bins than rows: a node tries all of its values
         local, _ = train(candidates="local", max_bins=4096)
         chex.assert_trees_all_equal(local, expected)
 
@@ -136,9 +129,13 @@ def compare(tree, leaf, expected):
     return np.sum(split)
 
 
-@pytest.mark.parametrize("missing", [0.0, 0.15])
-@pytest.mark.parametrize("num_bins", [1, 2, 3, 5, 16, 64])
-@pytest.mark.parametrize("by_curvature", [False, True])
+@pytest.mark.parametrize(
+    ("num_bins", "missing", "by_curvature"),
+    [
+        (1, 0.15, False), (2, 0.0, True), (3, 0.15, True), (5, 0.0, False),
+        (16, 0.15, True), (64, 0.15, False),
+    ],
+)  # fmt: skip
 def test_nodes_propose_from_their_own_rows(num_bins, missing, by_curvature):
     rows = make_rows(num_bins, missing=missing)
     columns, gradient, curvature, in_bag = rows
@@ -162,9 +159,13 @@ LIMITED = {
 }
 
 
-@pytest.mark.parametrize("missing", [0.0, 0.3])
-@pytest.mark.parametrize("num_bins", [None, 9])
-@pytest.mark.parametrize("name", LIMITED)
+@pytest.mark.parametrize(
+    ("name", "num_bins", "missing"),
+    [
+        ("l1", None, 0.3), ("max_delta_step", 9, 0.0), ("monotone", 9, 0.3),
+        ("monotone", None, 0.0), ("all", 9, 0.3),
+    ],
+)  # fmt: skip
 def test_leaf_values_are_limited_as_by_the_literal_grower(name, num_bins, missing):
     constraints, limits = LIMITED[name], references.Limits(0.5, 0.001, 1.25, 1)
     # Exact sums: gains that are equal in the reference are equal here.
@@ -174,7 +175,7 @@ def test_leaf_values_are_limited_as_by_the_literal_grower(name, num_bins, missin
     rows = columns, gradient.astype(np.float32), curvature, in_bag
     ones = np.ones(N, np.float32)
     expected = references.grow_tree(
-        *rows, limits, 5, 256, constraints, local=num_bins and (ones, num_bins)
+        *rows, limits, 4, 256, constraints, local=num_bins and (ones, num_bins)
     )
     most = np.minimum(constraints.max_delta_step, UNBOUNDED)
     values = ValueLimits(
@@ -184,11 +185,11 @@ def test_leaf_values_are_limited_as_by_the_literal_grower(name, num_bins, missin
     )
     operands = (*map(jnp.asarray, rows), num_bins and jnp.asarray(ones), SEED)
     limits = TreeLimits(*limits, values=values, max_bins=jnp.int32((num_bins or 0) + 1))
-    leaves = min(constraints.max_leaves, 2**5)
+    leaves = min(constraints.max_leaves, 2**4)
     for implementation in IMPLEMENTATIONS:
         tree, leaf = grow(
-            *operands, limits, implementation=implementation, max_depth=5,
-            max_leaves=leaves if leaves < 2**5 else None,
+            *operands, limits, implementation=implementation,
+            max_leaves=leaves if leaves < 2**4 else None,
         )  # fmt: skip
         assert compare(tree, leaf, expected) > 3
         used = np.unique(leaf)
@@ -198,9 +199,13 @@ def test_leaf_values_are_limited_as_by_the_literal_grower(name, num_bins, missin
 
 
 @needs_cpu_kernels
-@pytest.mark.parametrize("dtype", [jnp.uint8, jnp.uint16, jnp.uint32])
-@pytest.mark.parametrize("local", [False, True])
-@pytest.mark.parametrize("limited", [False, True])
+@pytest.mark.parametrize(
+    ("dtype", "local", "limited"),
+    [
+        (jnp.uint8, False, True), (jnp.uint8, True, False),
+        (jnp.uint16, True, True), (jnp.uint32, True, False), (jnp.uint32, False, True),
+    ],
+)  # fmt: skip
 def test_the_kernel_equals_plain_xla(dtype, local, limited):
     """To the bit, also across blocks of a sweep, and for rows out of the bag."""
     rng = np.random.default_rng(7)
@@ -214,7 +219,7 @@ def test_the_kernel_equals_plain_xla(dtype, local, limited):
         jnp.float32(3.0), jnp.array([-3.0, 2.5], jnp.float32),
         jnp.array([1, 0, -1], jnp.int32),
     )  # fmt: skip
-    for number, samples in enumerate((1, 1, 9)):
+    for number, samples in enumerate((1, 9)):
         in_bag = np.ones(rows) if number == 1 else rng.integers(0, 3, rows)
         operands = (
             jnp.asarray(columns.astype(dtype)),
@@ -226,11 +231,11 @@ def test_the_kernel_equals_plain_xla(dtype, local, limited):
             TreeLimits(
                 l2=0.5, min_gain=0.1 * number, min_child_weight=2.0,
                 min_child_samples=jnp.int32(samples), max_bins=jnp.int32(40),
-                colsample_bynode=(1.0, 0.7, 0.7)[number],
+                colsample_bynode=(1.0, 0.7)[number],
                 values=values if limited else None,
             ),
         )  # fmt: skip
-        sizes = dict(max_depth=6, uniform=uniform)
+        sizes = dict(max_depth=5, uniform=uniform)
         expected = grow(*operands, implementation="xla", **sizes)
         found = grow(*operands, implementation="cpu", **sizes)
         chex.assert_trees_all_equal(found, expected)
@@ -254,7 +259,7 @@ MASSES = {
 
 
 @pytest.mark.parametrize("masses", MASSES)
-@pytest.mark.parametrize("num_bins", [3, 11, 32])
+@pytest.mark.parametrize("num_bins", [3, 32])
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_candidates_are_less_than_eps_apart(implementation, num_bins, masses):
     """Between candidates lies less than eps and half of the outermost values."""
@@ -297,7 +302,6 @@ def test_candidates_are_less_than_eps_apart(implementation, num_bins, masses):
     [
         dict(),
         dict(candidate_weights="curvature"),
-        dict(candidates="local", max_bins=6),
         dict(candidates="local", candidate_weights="curvature", max_bins=6),
         dict(candidates="exact"),
     ],
@@ -431,28 +435,16 @@ def test_more_values_than_any_histogram_has_bins():
     np.testing.assert_allclose(history.validation_loss, [expected], atol=1e-6)
 
 
-def test_boost_is_pure_and_learns_as_fit_does():
+def test_boost_learns_as_fit_does():
     x, y = make_few()
+    settings = dict(FEW, candidates="local", max_bins=12)
     bins = jb.fit_bins(x, max_bins=None)
     binned = jb.apply_bins(bins, x)
     assert bins.num_bins == 128 and binned.dtype == jnp.uint8
-
-    def train(learning_rate):
-        return jb.boost(
-            binned, y, jb.losses.squared_error, jax.random.key(0), **FEW,
-            learning_rate=learning_rate, candidates="local", max_bins=12,
-        )  # fmt: skip
-
-    trees, scores = jax.jit(jax.vmap(train))(jnp.array([0.1, 0.5]))
-    for number, rate in enumerate((0.1, 0.5)):
-        model, _ = jb.fit(
-            x, y, **FEW, learning_rate=rate, candidates="local", max_bins=12
-        )
-        ensemble = jb.to_ensemble(jax.tree.map(lambda a, n=number: a[n], trees), bins)
-        np.testing.assert_array_equal(ensemble.feature, model.feature)
-        np.testing.assert_array_equal(ensemble.threshold, model.threshold)
-        # Two programs, in which products feed sums in their own ways.
-        np.testing.assert_allclose(scores[number], jb.predict(model, x), atol=1e-5)
+    loss, key = jb.losses.squared_error, jax.random.key(0)
+    trees, _ = jb.boost(binned, y, loss, key, **settings)
+    model, _ = jb.fit(x, y, **settings)
+    chex.assert_trees_all_equal(jb.to_ensemble(trees, bins), model)
 
 
 @pytest.mark.parametrize("dtype", [jnp.uint8, jnp.uint32])
