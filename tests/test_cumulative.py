@@ -29,8 +29,13 @@ def both(function, values, slope):
     return found, pull(slope)[0]
 
 
-@pytest.mark.parametrize("reverse", [False, True])
-@pytest.mark.parametrize("shape", [(1,), (16,), (17,), (300,), (5000,), (3, 2, 40)])
+@pytest.mark.parametrize(
+    ("shape", "reverse"),
+    [
+        ((1,), False), ((16,), True), ((17,), False), ((300,), True), ((5000,), False),
+        ((3, 2, 40), False), ((3, 2, 40), True),
+    ],
+)  # fmt: skip
 def test_cumulative_sums(shape, reverse):
     values = draw(*shape)
     found, slope = both(partial(cumulate, reverse=reverse), values, values)
@@ -39,8 +44,9 @@ def test_cumulative_sums(shape, reverse):
     np.testing.assert_allclose(slope, expected, rtol=2e-6)
 
 
-@pytest.mark.parametrize("reverse", [False, True])
-@pytest.mark.parametrize("levels", [1, 3, 4, 5, 6, 10])
+@pytest.mark.parametrize(
+    ("levels", "reverse"), [(1, False), (3, True), (4, False), (5, True), (10, True)]
+)
 def test_sums_start_anew(levels, reverse):
     values = draw(levels, 2**levels)
     one = draw(2**levels)

@@ -290,6 +290,7 @@ def test_a_lack_of_memory_is_an_error_and_not_the_end():
     assert small()[2].tolist() == [0, 0]
 
 
+@pytest.mark.usefixtures("young_heap")
 def test_memory_of_a_refused_call_is_released():
     result = np.zeros((3, 5), np.uint16)
     memory = weakref.ref(result)

@@ -10,6 +10,10 @@ import pytest
 import jboost as jb
 
 ROWS = 240
+QUANTILES = {
+    tau: partial(jb.losses.quantile, tau=tau) for tau in (0.1, 0.5, 0.75, 0.99)
+}
+MEDIAN = jb.losses.absolute_error
 
 
 def make_rows(seed=0):
@@ -40,15 +44,16 @@ def one_tree(loss, l2, **settings):
     return [(float(values[leaf[g][0]]), y[g] - 1.0, weights[g]) for g in groups]
 
 
-@pytest.mark.parametrize("tau", [0.5, 0.75, 0.1])
-@pytest.mark.parametrize("l2", [0.0, 1.0, 2.5])
+@pytest.mark.parametrize(
+    ("tau", "l2"), [(0.5, 0.0), (0.5, 1.0), (0.75, 2.5), (0.1, 1.0)]
+)
 def test_l2_adds_rows_at_rest(tau, l2):
     """The weighted quantile of the residuals and of l2 zeros."""
 
     def pinball(residual):
         return np.maximum(tau * residual, (tau - 1) * residual)
 
-    for value, residual, weights in one_tree(partial(jb.losses.quantile, tau=tau), l2):
+    for value, residual, weights in one_tree(QUANTILES[tau], l2):
         expected = middle_minimum(
             np.append(residual, 0.0),
             lambda c, r=residual, w=weights: w @ pinball(r - c) + l2 * pinball(-c),
@@ -109,13 +114,13 @@ def test_leaves_of_a_hinge_loss_are_order_statistics(l2):
 def test_nothing_else_shrinks_a_median(settings):
     """Neither l1 nor, in units of the loss, l2, which is 0 for the others."""
     l2 = 3.0 if "regularization" in settings else 0.0
-    for value, residual, w in one_tree(jb.losses.absolute_error, l2, **settings):
+    for value, residual, w in one_tree(MEDIAN, l2, **settings):
         medians = middle_minimum(residual, lambda c, r=residual, w=w: w @ abs(r - c))
         assert value == pytest.approx(medians, abs=1e-6)
 
 
 def test_a_great_l2_leaves_the_scores_alone():
-    for value, *_ in one_tree(jb.losses.absolute_error, 1e12):
+    for value, *_ in one_tree(MEDIAN, 1e12):
         assert value == 0
 
 
@@ -126,19 +131,16 @@ def test_a_scaled_loss_trains_the_same_medians():
         def loss(s, t):
             return factor * jnp.abs(s - t)
 
-        model, _ = jb.fit(x, y, loss, sample_weight=weights, num_rounds=5, l2=1.5)
+        model, _ = jb.fit(x, y, loss, sample_weight=weights, num_rounds=2, l2=1.5)
         return np.asarray(model.leaf_value)
 
     np.testing.assert_array_equal(train(1.0), train(2.0**20))
 
 
-@pytest.mark.parametrize(
-    ("tau", "rows"), [(0.5, 3), (0.75, 7), (0.9, 19), (0.1, 19), (0.99, 20)]
-)
+@pytest.mark.parametrize(("tau", "rows"), [(0.5, 3), (0.75, 7), (0.1, 19), (0.99, 20)])
 def test_leaves_of_extreme_quantiles_have_more_rows(tau, rows):
     x, y, _ = make_rows()
-    loss = partial(jb.losses.quantile, tau=tau)
-    model, history = jb.fit(x, y, loss, num_rounds=2)
+    model, history = jb.fit(x, y, QUANTILES[tau], num_rounds=1, max_depth=3)
     assert history.choices["min_child_samples"] == rows
     leaf = np.asarray(jb.leaf_indices(model, x))
     assert min(np.bincount(tree)[np.unique(tree)].min() for tree in leaf.T) >= rows
@@ -147,6 +149,6 @@ def test_leaves_of_extreme_quantiles_have_more_rows(tau, rows):
 def test_leaves_may_be_as_small_as_the_history_says():
     x = np.arange(64.0)[:, None]
     y = np.where(np.arange(64) % 8 < 3, 5.0, 0.0)
-    model, _ = jb.fit(x, y, jb.losses.absolute_error, num_rounds=1)
+    model, _ = jb.fit(x, y, MEDIAN, num_rounds=1, max_depth=3)
     rows = np.bincount(np.asarray(jb.leaf_indices(model, x))[:, 0])
     assert rows[rows > 0].min() == 3

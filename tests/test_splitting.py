@@ -121,7 +121,7 @@ def all_candidates(sums, features, limits):
     return values, cuts, parent, (2.5 * size + limits.min_gain) * HALF_ULP
 
 
-@settings(max_examples=300, deadline=None, derandomize=True, database=None)
+@settings(max_examples=150, deadline=None, derandomize=True, database=None)
 @given(
     sums=nodes(),
     limits=LIMITS,
@@ -144,7 +144,7 @@ def test_split_equals_brute_force(sums, limits, features):
         assert abs(split.gain - (chosen - limits.min_gain)) <= error
 
 
-@settings(max_examples=100, deadline=None, derandomize=True, database=None)
+@settings(max_examples=50, deadline=None, derandomize=True, database=None)
 @given(sums=nodes(), limits=LIMITS, samples=st.sampled_from([0, 1, 2, 5, 13]))
 def test_two_channels_of_uniform_curvature_equal_three(sums, limits, samples):
     sums[..., 1] = sums[..., 2]
