@@ -3,6 +3,7 @@
 
 import numpy as np
 import pandas as pd
+from ordered_rows import ENDS, find_bins
 
 from jboost.codes.binning import fit_frame
 from jboost.codes.gathering import unite_frames
@@ -16,7 +17,7 @@ CASES = {
     "weights": dict(weighted=True),
     "categories": dict(weighted=True, categorical=[3]),
 }
-SHARES = {1: (1.0,), 2: (0.3, 0.7), 3: (0.2, 0.0, 0.8)}
+SHARES = {1: (1.0,), 3: (0.2, 0.8, 0.0)}
 
 
 def make_rows(num_rows, seed=0):
@@ -110,12 +111,12 @@ def unite(rank, count, num_rows, numbers_on=None, known_rows=0):
 
 
 def run_all(rank, count):
-    """Returns what one of so many processes finds, by name; of two, also the errors."""
+    """Returns what one of so many processes finds, and its errors, by name."""
     found = {case: fit(rank, count, 3000, CASES[case]) for case in CASES}
     found["frames"] = unite(rank, count, 300)
     found["frames of a model"] = unite(rank, count, 300, known_rows=200)
-    if count == 2:
-        for what in ("columns", "weights", "categories"):
-            found["wrong " + what] = disagree(rank, what)
-        found["wrong frames"] = unite(rank, count, 300, 1)
+    for what in ("columns", "weights", "categories"):
+        found["wrong " + what] = disagree(rank, what)
+    found["wrong frames"] = unite(rank, count, 300, 1)
+    found["sketches"] = find_bins(rank, ENDS)
     return found

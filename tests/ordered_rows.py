@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What test_ordered_sketch.py runs in each process."""
+"""What test_ordered_sketch.py sketches, and test_gathering.py in each process."""
 
 import numpy as np
 
@@ -8,7 +8,15 @@ from jboost.entry.exchanges import (
 )
 from jboost.sketches.ordered import OrderedSketch
 
-EPS = 1 / 16  # blocks of 784 rows
+EPS, BLOCK, ROWS = 1 / 16, 784, 20_000  # blocks have 16 (3 / eps + 1) rows
+OPTIONS = [(True, True), (False, False)]
+ENDS = [  # of the rows of each process
+    [9 * BLOCK, 9 * BLOCK, ROWS],
+    [8 * BLOCK, 20 * BLOCK, ROWS],
+    [BLOCK // 2, 5 * BLOCK + 1, ROWS],
+    [0, ROWS - 1, ROWS],
+    [200, 300, 900],
+]
 
 
 def make_rows(num_rows, seed=0):
@@ -32,18 +40,17 @@ def sketch_rows(x, weight, sizes, first_row=0):
     return sketch
 
 
-def find_bins(rank, divisions, options):
+def find_bins(rank, divisions):
     """Sketches the share of this process; returns thresholds and a summary.
 
-    Args:
-      divisions: for each process r, the number of rows of processes 0, ..., r.
-      options: whether there are weights, and whether values are missing, by case.
+    With weights and missing values, and without. ``divisions`` holds for each process r
+    the number of rows of processes 0, ..., r.
     """
     found = []
     for ends in divisions:
         x, weight = make_rows(ends[-1])
         part = slice(0 if rank == 0 else ends[rank - 1], ends[rank])
-        for weighted, missing in options:
+        for weighted, missing in OPTIONS:
             table = (x if missing else np.nan_to_num(x))[part]
             own = weight[part] if weighted else None
             with use_processes(len(ends) > 1):

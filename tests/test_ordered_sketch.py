@@ -3,24 +3,16 @@
 
 import numpy as np
 import pytest
-from ordered_rows import EPS, find_bins, make_rows, sketch_rows
-from processes import run_processes
-from test_sketch import ORDERS, WEIGHTS, Ranks, check_summary
+from ordered_rows import BLOCK, EPS, ROWS, make_rows, sketch_rows
+from test_sketch import ADVERSARIES, ORDERS, WEIGHTS, Ranks, check_summary
 
 import jboost as jb
 from jboost.sketches.ordered import OrderedSketch, block_size
 
-ROWS = 20_000
-BLOCK = 784  # 16 (3 / eps + 1) rows
-OPTIONS = [(True, True), (False, False)]
-
 
 def assert_same(found, expected):
     for array, wanted in zip(found, expected, strict=True):
-        if isinstance(wanted, str | None):
-            assert array == wanted
-        else:
-            np.testing.assert_array_equal(array, wanted)
+        np.testing.assert_array_equal(array, wanted)
 
 
 def sketch_column(values, weight, eps, batch=3000):
@@ -58,26 +50,6 @@ def test_blocks_are_those_of_the_docstring(whole):
     assert summary.num_entries == (97 if whole else 7 * 49)
 
 
-ENDS = [  # of the rows of each process
-    [700, ROWS, ROWS, ROWS],
-    [9 * BLOCK, 9 * BLOCK, ROWS, ROWS],
-    [8 * BLOCK, 16 * BLOCK, 20 * BLOCK, ROWS],
-    [BLOCK // 2, 5 * BLOCK + 1, 6 * BLOCK - 1, ROWS],
-    [0, ROWS - 300, ROWS - 299, ROWS],
-    [200, 300, 600, 900],
-]
-
-
-def test_processes_do_not_change_the_bins():
-    """Some are empty, some have less than a block, blocks belong to several."""
-    whole = find_bins(0, [[ROWS], [ENDS[-1][-1]]], OPTIONS)
-    assert [absent for _, absent, *_ in whole[:2]] == ["missing", None]
-    alone = whole[: len(OPTIONS)] * (len(ENDS) - 1) + whole[len(OPTIONS) :]
-    for found in run_processes(find_bins, len(ENDS[0]), ENDS, OPTIONS):
-        for result, expected in zip(found, alone, strict=True):
-            assert_same(result, expected)
-
-
 def test_streams_have_the_same_thresholds_for_any_batches():
     x, weight = make_rows(50_000)
     weight = np.abs(weight) + 0.5
@@ -93,8 +65,7 @@ def test_streams_have_the_same_thresholds_for_any_batches():
 # What the summaries promise.
 
 
-@pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("weights", WEIGHTS)
+@pytest.mark.parametrize(("order", "weights"), ADVERSARIES)
 def test_the_guarantee_holds_in_any_order_and_weight(order, weights):
     values = ORDERS[order]
     weight = WEIGHTS[weights](values)
