@@ -66,7 +66,7 @@ def find_best_subset(sums, l2):
     return best
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(6))
 def test_the_sorted_cut_is_the_best_of_all_subsets(seed):
     """Fisher 1958: without smoothing and l2, in the order of the means."""
     rng = np.random.default_rng(seed)
@@ -185,9 +185,13 @@ def make_rows(seed, missing=0.15):
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-@pytest.mark.parametrize("held", CONSTRAINTS)
-@pytest.mark.parametrize("samples", [1, 12])
-@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize(
+    ("name", "samples", "held"),
+    [
+        ("sorted", 1, "limited"), ("sorted", 12, "free"), ("regularised", 1, "free"),
+        ("regularised", 12, "limited"), ("one by one", 1, "limited"),
+    ],
+)  # fmt: skip
 def test_trees_equal_the_literal_grower(name, samples, held, implementation):
     rules, constraints = RULES[name], CONSTRAINTS[held]
     limits = references.Limits(1.5, 0.0, 0.0, samples)
@@ -222,9 +226,9 @@ def test_trees_equal_the_literal_grower(name, samples, held, implementation):
 
 # rows, bins, codes, depth, numbers of the rules, limits, missing, uniform, limited
 SHAPES = {
-    "plain": (3000, 32, {1: 20, 3: 3}, 5, (1.0, 1.0, 4, 9.0), 1, 0.1, False, False),
-    "counts": (20000, 64, {0: 40, 3: 3, 4: 63}, 5, (2.0, 9.0, 4), 20, 0.2, True, True),
-    "two bytes": (20000, 300, {0: 140, 1: 250}, 5, (1.0, 1.0, 4), 20, 0.2, False, True),
+    "plain": (3000, 32, {1: 20, 3: 3}, 4, (1.0, 1.0, 4, 9.0), 1, 0.1, False, False),
+    "counts": (20000, 64, {0: 40, 3: 3, 4: 63}, 4, (2.0, 9.0, 4), 20, 0.2, True, True),
+    "two bytes": (20000, 300, {0: 140, 1: 250}, 4, (1.0, 1.0, 4), 20, 0.2, False, True),
 }
 
 
@@ -261,13 +265,13 @@ def test_trees_of_the_kernels_are_those_of_plain_xla(name):
         jax.jit(
             partial(
                 grow_levels, max_depth=depth, num_bins=bins, uniform=uniform,
-                max_leaves=20 if limited else None, implementation=which,
+                max_leaves=12 if limited else None, implementation=which,
             )
         )(*rows)
         for which in ("xla", "cpu")
     )  # fmt: skip
     chex.assert_trees_all_equal(one, other, strict=True)
-    assert np.sum(np.asarray(one[0].threshold) == -1) > 3
+    assert np.sum(np.asarray(one[0].threshold) == -1) > 2
 
 
 def test_a_category_that_a_node_does_not_have_goes_with_missing_values():

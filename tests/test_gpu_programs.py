@@ -117,19 +117,20 @@ def custom(score, target):
 N = 300
 X = np.random.default_rng(0).normal(size=(N, 4)).astype(np.float32)
 Y = X[:, 0] + X[:, 1] ** 2
-CLASSES = np.digitize(Y, [0, 1, 2]).astype(np.int32)
+CLASSES = (Y > 1).astype(np.int32)
 SMOOTHING = "objective/curvature.py"  # whether a row has a minimum, or is at a kink
 FIRST = "boosting/derivatives.py"  # the first round measures the information
 GUARD = "trees/leaves.py"  # whether Newton steps lower the loss
 ORDER = "trees/leaves.py"  # which quantile a leaf is
 CASES = {
     "squared error": (jb.losses.squared_error, Y, {}, []),
-    "subsample": (jb.losses.squared_error, Y, dict(subsample=0.5), []),
-    "monotone": (jb.losses.squared_error, Y, dict(monotone=(1, 0, 0, 0)), []),
-    "logistic": (jb.losses.logistic, Y > 0, {}, [SMOOTHING, FIRST, GUARD]),
-    "custom": (custom, Y, {}, [SMOOTHING, FIRST, GUARD]),
+    "sampled and monotone": (
+        jb.losses.squared_error, Y, dict(subsample=0.5, monotone=(1, 0, 0, 0)), []
+    ),
+    "custom": (custom, Y, dict(init_score=0.0), [SMOOTHING, FIRST, GUARD]),
     "softmax": (
-        jb.losses.softmax, CLASSES, dict(num_scores=4), [SMOOTHING, FIRST, GUARD]
+        jb.losses.softmax, CLASSES, dict(num_scores=2, init_score=[0.5, 0.0]),
+        [SMOOTHING, FIRST, GUARD],
     ),
     "absolute error": (jb.losses.absolute_error, Y, {}, [FIRST, ORDER]),
 }  # fmt: skip
