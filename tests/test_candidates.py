@@ -203,7 +203,7 @@ def test_leaf_values_are_limited_as_by_the_literal_grower(name, num_bins, missin
     ("dtype", "local", "limited"),
     [
         (jnp.uint8, False, True), (jnp.uint8, True, False),
-        (jnp.uint16, True, True), (jnp.uint32, True, False), (jnp.uint32, False, True),
+        (jnp.uint16, True, True), (jnp.uint32, True, False),
     ],
 )  # fmt: skip
 def test_the_kernel_equals_plain_xla(dtype, local, limited):
@@ -314,8 +314,8 @@ def test_the_model_is_the_one_that_was_trained(settings):
     weights of which some are 0.
     """
     rng = np.random.default_rng(0)
-    for table in range(8):
-        x = np.round(rng.normal(size=(120, 3)) * 4 ** (table % 4 - 1), 0)
+    for table in range(4):
+        x = np.round(rng.normal(size=(120, 3)) * 4 ** (table - 1), 0)
         x[rng.random(x.shape) < rng.choice([0.0, 0.3, 0.9], 3)] = np.nan
         x[:, 2] = np.where(x[:, 2] > 0, np.nan, x[:, 2])
         y = 3 * np.isnan(x[:, 0]) + np.nan_to_num(x[:, 1]) + rng.normal(size=120)

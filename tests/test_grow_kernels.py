@@ -452,7 +452,8 @@ def test_training_on_two_devices_under_shard_map():
         binned = jb.apply_bins(bins, x, implementation="cpu")
         return jb.boost(
             binned, y, jb.losses.absolute_error, key, num_rounds=2, max_depth=3,
-            subsample=0.7, colsample_bynode=0.7, implementation="cpu",
+            subsample=0.7, colsample_bynode=0.7, init_score=0.0,
+            implementation="cpu",
         )[1]  # fmt: skip
 
     # A loss is recorded as a program outside the map, which JAX cannot check inside.
