@@ -279,7 +279,7 @@ def test_both_layouts_hold_the_codes(num_bins, num_features):
             np.testing.assert_array_equal(codes.columns, expected)
             packed = codes.packed
             assert packed is not None and packed.dtype == codes.columns.dtype
-            assert packed.shape == code_operands.packed_shape(num_features, num_rows)
+            assert packed.shape == binning_cpu.packed_shape(num_features, num_rows)
             rows = np.moveaxis(np.asarray(packed), 0, 1).reshape(num_rows, -1)
             np.testing.assert_array_equal(rows[:, :num_features].T, expected)
             assert not rows[:, num_features:].any()

@@ -29,7 +29,6 @@ from jboost.kernels import (
     calls,
     cuda_compiler,
     cuda_launch,
-    cuda_ready,
     levels_cuda,
 )
 from jboost.numerics.exact import sum_channels, sum_rows
