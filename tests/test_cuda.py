@@ -30,6 +30,7 @@ from jboost.kernels import (
     cuda_compiler,
     cuda_launch,
     levels_cuda,
+    library,
 )
 from jboost.numerics.exact import sum_channels, sum_rows
 
@@ -380,7 +381,7 @@ def test_without_a_gpu_its_kernels_are_refused():
 def test_without_the_compiler_kernels_are_not_ready(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("JBOOST_LIBNVRTC", "/nowhere.so")
-    assert "nowhere" in cuda_ready.find_obstacle.__wrapped__()
+    assert "nowhere" in library.find_obstacle.__wrapped__()
 
 
 @stand_in
