@@ -10,7 +10,7 @@ from tables import make_columns
 import jboost as jb
 from jboost.boosting.derivatives import _direct_by_rows, _direct_by_scores
 from jboost.objective.coupling import _find_of_many, find_coupling, find_dependent
-from jboost.objective.evaluation import Objective
+from jboost.objective.evaluation import Objective, hessians
 from jboost.objective.tracing import trace_loss
 
 K, ROWS = 70, 200
@@ -66,23 +66,23 @@ def test_the_diagonal_is_that_of_the_hessian(loss):
         np.testing.assert_allclose(found, expected, rtol=2e-5, atol=bound)
 
 
-def test_operations_across_scores_leave_the_diagonal_to_the_hessian():
-    def cumulative(score, target):
-        return jnp.sum(jnp.exp(jnp.cumsum(score)) * target)
-
-    traced, _ = trace_loss(cumulative, jnp.zeros(2), K)
-    assert traced.diagonal is None
-    x, y = make_columns(), np.ones(ROWS, np.float32)
-    call = dict(num_scores=K, num_rounds=1, max_depth=2, init_score=0.0)
-    _, history = jb.fit(x, y, cumulative, **call)
-    assert np.isfinite(history.train_loss).all()
-
-
 def bind(loss, num_scores, targets):
     traced, constants = trace_loss(loss, targets, num_scores)
     scores = np.random.default_rng(1).normal(size=(num_scores, len(targets)))
     objective = Objective(traced, constants, jnp.asarray(targets), (), None)
     return objective, jnp.asarray(scores, jnp.float32), jnp.ones(len(targets))
+
+
+def test_operations_across_scores_leave_the_diagonal_to_the_hessian():
+    def cumulative(score, target):
+        return jnp.sum(jnp.exp(jnp.cumsum(score)) * target)
+
+    objective, scores, _ = bind(cumulative, K, np.ones(3, np.float32))
+    assert objective.loss.diagonal is None
+    rows = jax.vmap(jax.hessian(cumulative))(scores.T, objective.targets)
+    found = jax.jit(lambda scores: hessians(objective, scores))(scores)
+    expected = np.diagonal(rows, axis1=1, axis2=2).T
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -91,8 +91,13 @@ def bind(loss, num_scores, targets):
 def test_products_find_what_matrices_do(loss):
     """Also for losses of few scores, where both can be compared."""
     objective, scores, weights = bind(loss, 6, np.arange(ROWS, dtype=np.int32) % 6)
-    expected = find_coupling(objective, scores, weights)
-    found = _find_of_many(objective, scores, weights)
+    expected, found, dependent, rows = jax.jit(
+        lambda *given: (
+            find_coupling(objective, *given), _find_of_many(objective, *given),
+            find_dependent(objective, given[0]),
+            jax.vmap(jax.hessian(loss))(given[0].T, objective.targets),
+        )
+    )(scores, weights)  # fmt: skip
     if loss is two_groups:  # an eigenvector moves one of them
         assert np.all(found.competing)
     else:
@@ -101,9 +106,7 @@ def test_products_find_what_matrices_do(loss):
     if loss is jb.losses.softmax:
         ratio = found.move / expected.move
         np.testing.assert_allclose(ratio, ratio[0], rtol=1e-4)
-    rows = jax.vmap(jax.hessian(loss))(scores.T, objective.targets)
     others = np.where(np.eye(6, dtype=bool), 0.0, rows)
-    dependent = find_dependent(objective, scores)
     np.testing.assert_array_equal(np.asarray(dependent).T, (others != 0).any(2))
 
 
@@ -120,20 +123,19 @@ def test_softmax_starts_at_the_logarithms_of_the_frequencies():
     np.testing.assert_allclose(found, np.log(frequency), atol=2e-4)
 
 
-@pytest.mark.parametrize("shared", [False, True])
-def test_fit_is_boost_and_learns(shared):
+def test_fit_is_boost_and_learns():
+    """Separate trees learn, too."""
     x = make_columns()
     y = np.argsort(np.argsort(x[:, 0])) * K // ROWS
     call = dict(
-        num_scores=K, num_rounds=2, max_depth=3, min_child_samples=1,
-        init_score=0.0, share_structure=shared,
-    )  # fmt: skip
-    model, history = jb.fit(x, y, jb.losses.softmax, **call)
-    losses = history.train_loss
-    assert losses[-1] < losses[0] < np.log(K)
+        num_scores=K, num_rounds=2, max_depth=2, min_child_samples=1, init_score=0.0
+    )
+    for shared in (False, True):
+        call["share_structure"] = shared
+        model, history = jb.fit(x, y, jb.losses.softmax, **call)
+        assert history.train_loss[-1] < history.train_loss[0] < np.log(K)
     codes = jb.apply_bins(jb.fit_bins(x), x)
-    key = jax.random.key(0)
-    _, scores = jb.boost(codes, y, jb.losses.softmax, key, **call)
+    _, scores = jb.boost(codes, y, jb.losses.softmax, jax.random.key(0), **call)
     np.testing.assert_allclose(scores, jb.predict(model, x), rtol=1e-5, atol=1e-5)
 
 
@@ -145,16 +147,17 @@ def test_directions_by_rows_are_those_by_scores():
     weights[::7] = 0
     signs = np.sign(random.normal(size=256)).astype(np.float32)
     for competing in (True, False):
-        rest = *map(jnp.asarray, (gradient, signs, weights)), competing
-        expected, units = _direct_by_scores(*rest)
-        found, others = _direct_by_rows(*rest)
+        (expected, units), (found, others) = (
+            jax.jit(direct, static_argnums=3)(gradient, signs, weights, competing)
+            for direct in (_direct_by_scores, _direct_by_rows)
+        )
         bound = 1e-5 * np.abs(expected).max()
         np.testing.assert_allclose(found, expected, rtol=1e-4, atol=bound)
         np.testing.assert_array_equal(units, others)
 
 
 def measure(num_scores, shared):
-    """The number of operations of two rounds, and of numbers in the largest array."""
+    """The number of operations of a round, and of numbers in the largest array."""
     rows = 64
     codes = jb.apply_bins(jb.fit_bins(make_columns()[:rows]), make_columns()[:rows])
     y = jnp.zeros(rows, jnp.int32)
@@ -163,6 +166,7 @@ def measure(num_scores, shared):
         return jb.boost(
             codes, y, jb.losses.softmax, jax.random.key(0), num_scores=num_scores,
             num_rounds=1, max_depth=1, max_bins=8, share_structure=shared,
+            init_score="auto" if shared else 0.0,
         )  # fmt: skip
 
     codes = jnp.minimum(codes, 7)
@@ -188,6 +192,7 @@ def measure(num_scores, shared):
 
 @pytest.mark.parametrize("shared", [False, True])
 def test_neither_programs_nor_arrays_grow_with_the_square(shared):
+    """Those of shared trees also search the start."""
     short, small = measure(600, shared)
     long, large = measure(1200, shared)
     assert long <= short + 20
