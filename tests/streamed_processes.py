@@ -11,15 +11,17 @@ import jboost as jb
 from jboost import losses
 
 SHARES = {1: (1.0,), 2: (0.3, 0.7), 3: (0.55, 0.0, 0.45)}
-NUM_ROWS = 3001
+NUM_ROWS = 1201
 CASES: dict[str, dict[str, Any]] = {
     "squared": dict(loss=losses.squared_error, implementation="xla", sketched=True),
     "sampled": dict(loss=losses.logistic, subsample=0.6, weighted=True),
-    "softmax": dict(loss=losses.softmax, num_scores=3, offset=True),
+    "softmax": dict(
+        loss=losses.softmax, num_scores=3, offset=True, init_score=[0.5, 0.0, -0.25]
+    ),
     "absolute": dict(loss=losses.absolute_error, l2=0.0),
     "adaptive": dict(loss=losses.make_adaptive_huber()),
     "validated": dict(
-        loss=losses.logistic, early_stopping_rounds=3, metrics=["auc"], by="auc",
+        loss=losses.logistic, early_stopping_rounds=2, metrics=["auc"], by="auc",
         validated=True, sketched=True, colsample_bynode=0.6,
     ),
 }  # fmt: skip
@@ -57,14 +59,14 @@ def find_mesh(devices=None):
     return None if devices == 1 else jax.sharding.Mesh(jax.devices()[:devices], "rows")
 
 
-def make_stream(rank, count, case, bins, folder, block_rows=517, batch_rows=400):
+def make_stream(rank, count, case, bins, folder, block_rows=207, batch_rows=160):
     """Returns the stream of a process, and settings of fit."""
-    settings: dict[str, Any] = dict(num_rounds=4, max_depth=3) | CASES[case]
+    settings: dict[str, Any] = dict(num_rounds=3, max_depth=2) | CASES[case]
     x, y, weights, offset = make_table()
     y = make_targets(settings, y)
     settings.pop("sketched", None)
     if settings.pop("validated", False):
-        rows = take_share(rank, count, (x[:900], y[:900]))
+        rows = take_share(rank, count, (x[:360], y[:360]))
         settings["validation"] = rows
     x, y, weights, offset = take_share(rank, count, (x, y, weights, offset))
     given = dict(
@@ -135,7 +137,7 @@ def fail(rank, what, own):
     if what == "nothing" and wrong:
         stream = jb.stream([], memory="64 MiB", bins=bins, directories=own)
     if what == "memory" and wrong:
-        stream.memory = 1 << 18
+        stream.memory = 1 << 12
 
     def harm(number, history, model):
         if what == "block" and wrong:

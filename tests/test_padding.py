@@ -11,15 +11,15 @@ from jboost.training.rows import padded_columns
 from jboost.training.sharded import padded_rows
 
 RNG = np.random.default_rng(3)
-X = RNG.normal(size=(1000, 16)).astype(np.float32)
+X = RNG.normal(size=(256, 8)).astype(np.float32)
 X[RNG.uniform(size=X.shape) < 0.1] = np.nan
-Y = (np.nan_to_num(X[:, 0]) ** 2 + RNG.normal(size=1000)).astype(np.float32)
+Y = (np.nan_to_num(X[:, 0]) ** 2 + RNG.normal(size=len(X))).astype(np.float32)
 SETTINGS = dict(num_rounds=3, max_depth=3)
 
 
 def fit(rows, columns, **settings):
     x, y = X[:rows, :columns], Y[:rows]
-    return jb.fit(x, y, validation=(x[::2], y[::2]), **SETTINGS, **settings)
+    return jb.fit(x, y, validation=(x[::2], y[::2]), **{**SETTINGS, **settings})
 
 
 def test_sizes_are_few():
@@ -36,9 +36,9 @@ def test_sizes_are_few():
 
 
 def test_other_sizes_compile_nothing():
-    fit(1000, 16)
+    fit(256, 8)
     with Compilations() as compilations:
-        for rows, columns in ((520, 9), (900, 12), (777, 16)):
+        for rows, columns in ((180, 3), (199, 5), (255, 7)):
             fit(rows, columns)
     assert not compilations.names
 
@@ -46,21 +46,20 @@ def test_other_sizes_compile_nothing():
 @pytest.mark.parametrize(
     "settings",
     [
-        {},
         dict(loss=jb.losses.absolute_error),
-        dict(subsample=0.5, max_leaves=3),
-        dict(colsample_bynode=0.5),
-        dict(monotone=[1, 0, -1], l1=0.1),
-        dict(interactions=[[0, 1], [2]]),
+        dict(
+            subsample=0.5, colsample_bynode=0.5, max_leaves=3, l1=0.1,
+            monotone=[1, 0, -1], interactions=[[0, 1], [2]],
+        ),
         dict(candidates="exact"),
-        dict(implementation="xla"),
+        dict(implementation="xla", max_depth=2),
     ],
-)
+)  # fmt: skip
 def test_padding_changes_no_model(monkeypatch, settings):
-    model, history = fit(300, 3, **settings)
+    model, history = fit(200, 3, **settings)
     monkeypatch.setattr("jboost.training.preparing.padded_columns", lambda _, n: n)
     monkeypatch.setattr("jboost.training.rows.padded_rows", lambda n: n)
-    plain, expected = fit(300, 3, **settings)
+    plain, expected = fit(200, 3, **settings)
     for one, other in zip(jax.tree.leaves(model), jax.tree.leaves(plain), strict=True):
         np.testing.assert_array_equal(one, other)
     np.testing.assert_array_equal(history.validation_loss, expected.validation_loss)
@@ -68,6 +67,6 @@ def test_padding_changes_no_model(monkeypatch, settings):
 
 def test_a_checkpoint_knows_the_columns_without_padding(tmp_path, monkeypatch):
     path = tmp_path / "run"
-    fit(300, 3, checkpoint=path)
+    fit(200, 3, checkpoint=path)
     monkeypatch.setattr("jboost.training.preparing.padded_columns", lambda _, n: n)
-    fit(300, 3, checkpoint=path)
+    fit(200, 3, checkpoint=path)

@@ -40,23 +40,24 @@ def limit(num_features, **others):
     return TreeLimits(**{**others, **wanted})
 
 
-PLAIN = dict(features=7, bins=64, depth=6, limits={})
+PLAIN = dict(features=7, bins=64, depth=5, limits={})
+# Gradients of few rows are rounded to nearest, of many stochastically.
 EVEN, EMPTY = (5000, 5000, 5000, 3001), (17_000, 20_000, 0, 1)
 CASES = {
     "few rows": PLAIN | dict(sizes=(1, 0, 0, 0), depth=3),
-    "rounded to nearest": PLAIN | dict(sizes=EVEN),
-    "rounded stochastically, an empty shard": PLAIN | dict(sizes=EMPTY),
-    "uniform": PLAIN | dict(sizes=EMPTY, uniform=True),
-    "bag": PLAIN | dict(sizes=EVEN, bag=0.6, missing=0.2),
+    "uniform, whole weights": PLAIN | dict(sizes=EMPTY, uniform=True, most_times=3),
+    "bag, samples": PLAIN
+    | dict(
+        sizes=EVEN, bag=0.6, missing=0.2,
+        limits=dict(min_child_samples=30, colsample_bynode=0.6),
+    ),
     "whole weights": PLAIN | dict(sizes=EVEN, bag=0.6, most_times=255),
-    "whole weights, rounded stochastically": PLAIN | dict(sizes=EMPTY, most_times=3),
-    "hardly any in the bag": PLAIN | dict(sizes=EVEN, bag=0.01, missing=0.2),
-    "wide codes": PLAIN | dict(sizes=EVEN, bins=700, missing=0.1),
-    "many features": PLAIN | dict(sizes=(900, 900, 900, 20), features=70, bins=32),
-    "deep": PLAIN | dict(sizes=(900, 900, 900, 20), depth=12, missing=0.1),
-    "leaves": PLAIN | dict(sizes=EVEN, max_leaves=13),
-    "samples": PLAIN
-    | dict(sizes=EVEN, limits=dict(min_child_samples=30, colsample_bynode=0.6)),
+    "leaves, wide codes": PLAIN
+    | dict(sizes=EVEN, bins=700, max_leaves=13, depth=6, missing=0.1),
+    "deep, many features, hardly any in the bag": PLAIN
+    | dict(
+        sizes=(900, 900, 900, 20), features=70, bins=32, depth=8, bag=0.1, missing=0.2
+    ),
     "constraints": PLAIN
     | dict(sizes=EVEN, missing=0.1, limits=dict(values=True, groups=True)),
     "categories": PLAIN
