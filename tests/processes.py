@@ -30,7 +30,7 @@ def find_port() -> int:
 
 
 def run_processes(
-    function: Callable[..., Any], count: int, *arguments: Any, timeout: float = 120
+    function: Callable[..., Any], count: int, *arguments: Any, timeout: float = 300
 ) -> list[Any]:
     """Calls ``function(rank, *arguments)`` in ``count`` processes of one job.
 

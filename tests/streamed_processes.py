@@ -12,17 +12,18 @@ from jboost import losses
 
 SHARES = {1: (1.0,), 2: (0.3, 0.7), 3: (0.55, 0.0, 0.45)}
 NUM_ROWS = 1201
+SMALL = dict(num_rounds=3, max_depth=2)
 CASES: dict[str, dict[str, Any]] = {
-    "squared": dict(loss=losses.squared_error, implementation="xla", sketched=True),
-    "sampled": dict(loss=losses.logistic, subsample=0.6, weighted=True),
+    "squared": dict(loss=losses.squared_error),
+    "plain": dict(loss=losses.squared_error, implementation="xla"),
     "softmax": dict(
         loss=losses.softmax, num_scores=3, offset=True, init_score=[0.5, 0.0, -0.25]
     ),
     "absolute": dict(loss=losses.absolute_error, l2=0.0),
-    "adaptive": dict(loss=losses.make_adaptive_huber()),
     "validated": dict(
-        loss=losses.logistic, early_stopping_rounds=2, metrics=["auc"], by="auc",
-        validated=True, sketched=True, colsample_bynode=0.6,
+        loss=losses.make_adaptive_huber(), early_stopping_rounds=3, metrics=["auc"], by="auc",
+        validated=True, sketched=True, weighted=True, subsample=0.6,
+        colsample_bynode=0.6,
     ),
 }  # fmt: skip
 
@@ -48,7 +49,7 @@ def make_targets(settings, y):
     """Returns classes for losses of classes."""
     if settings.get("num_scores"):
         return np.digitize(y, [-1.0, 1.0]).astype(np.int32)
-    if settings["loss"] is losses.logistic:
+    if settings.get("validated"):
         return (y > 0).astype(np.int32)
     return y
 
@@ -61,7 +62,7 @@ def find_mesh(devices=None):
 
 def make_stream(rank, count, case, bins, folder, block_rows=207, batch_rows=160):
     """Returns the stream of a process, and settings of fit."""
-    settings: dict[str, Any] = dict(num_rounds=3, max_depth=2) | CASES[case]
+    settings: dict[str, Any] = SMALL | CASES[case]
     x, y, weights, offset = make_table()
     y = make_targets(settings, y)
     settings.pop("sketched", None)
@@ -89,32 +90,39 @@ def make_stream(rank, count, case, bins, folder, block_rows=207, batch_rows=160)
 
 
 def train(rank, count, case, folder, devices=None, **options):
-    """Trains on a stream in each process; returns the arrays of the model, and losses.
+    """Trains on a stream in each process; returns the arrays of the model, and curves.
 
     Args:
       devices: of the mesh; 1: no mesh.
     """
-    x, _, weights, _ = make_table()
-    weights = weights if "weighted" in CASES[case] else None
     bins = None  # from a sketch
     if "sketched" not in CASES[case]:
-        bins = jb.fit_bins(x, sample_weight=weights, max_bins=32)
+        bins = jb.fit_bins(make_table()[0], max_bins=32)
     stream, settings = make_stream(rank, count, case, bins, folder)
     settings |= dict(max_bins=32, **options)
-    model, history = jb.fit(stream, mesh=find_mesh(devices), **settings)
-    return jax.device_get(jax.tree.leaves(model)), np.asarray(history.train_loss)
+    return describe(jb.fit(stream, mesh=find_mesh(devices), **settings))
 
 
-def go_on(rank, count, folder, path, last):
-    """Trains with a checkpoint; stops after ``last`` rounds, if that is not None."""
+def train_in_memory(case):
+    """Trains on arrays what ``train`` trains on a stream."""
+    x, y, _, offset = make_table()
+    settings: dict[str, Any] = SMALL | CASES[case] | dict(implementation=None)
+    settings["offset"] = offset if settings.get("offset") else None
+    return describe(jb.fit(x, make_targets(settings, y), max_bins=32, **settings))
 
-    def stop(number, history, model):
-        return number + 1 == last
 
-    devices = 1 if count == 1 else None
+def describe(trained):
+    """Returns the arrays of a model, and its curves."""
+    model, history = trained
+    curves = [history.train_loss, *jax.tree.leaves(history.metrics)]
+    return jax.device_get(jax.tree.leaves(model)), np.stack(curves)
+
+
+def stop_early(rank, count, folder, path):
+    """Trains with a checkpoint, and stops after two rounds."""
     return train(
-        rank, count, "sampled", folder, devices, callbacks=stop, checkpoint=path,
-        checkpoint_rounds=1,
+        rank, count, "validated", folder, checkpoint=path, checkpoint_rounds=1,
+        callbacks=lambda number, history, model: number == 1,
     )  # fmt: skip
 
 
@@ -137,7 +145,7 @@ def fail(rank, what, own):
     if what == "nothing" and wrong:
         stream = jb.stream([], memory="64 MiB", bins=bins, directories=own)
     if what == "memory" and wrong:
-        stream.memory = 1 << 12
+        stream.memory = 1 << 16
 
     def harm(number, history, model):
         if what == "block" and wrong:
