@@ -15,13 +15,13 @@ NUM_ROWS = 1201
 SMALL = dict(num_rounds=3, max_depth=2)
 CASES: dict[str, dict[str, Any]] = {
     "squared": dict(loss=losses.squared_error),
-    "plain": dict(loss=losses.squared_error, implementation="xla"),
     "softmax": dict(
         loss=losses.softmax, num_scores=3, offset=True, init_score=[0.5, 0.0, -0.25]
     ),
-    "absolute": dict(loss=losses.absolute_error, l2=0.0),
+    "absolute": dict(loss=losses.absolute_error, l2=0.0, implementation="xla"),
+    "adaptive": dict(loss=losses.make_adaptive_huber()),
     "validated": dict(
-        loss=losses.make_adaptive_huber(), early_stopping_rounds=3, metrics=["auc"], by="auc",
+        loss=losses.logistic, early_stopping_rounds=3, metrics=["auc"], by="auc",
         validated=True, sketched=True, weighted=True, subsample=0.6,
         colsample_bynode=0.6,
     ),

@@ -9,8 +9,6 @@ import pytest
 from processes import run_processes
 from streamed_processes import fail_in_turn, stop_early, train, train_in_memory
 
-import jboost as jb
-
 
 def assert_same(found, expected):
     (model, curves), (wanted, wanted_curves) = found, expected
@@ -20,7 +18,7 @@ def assert_same(found, expected):
     np.testing.assert_array_equal(curves, wanted_curves)
 
 
-@pytest.mark.parametrize("case", ["plain", "softmax", "absolute"])
+@pytest.mark.parametrize("case", ["softmax", "absolute", "adaptive"])
 def test_devices_of_one_process_share_what_rows_need(case, tmp_path):
     found = train(0, 1, case, tmp_path, devices=jax.device_count())
     assert_same(found, train_in_memory(case))
@@ -30,9 +28,10 @@ def test_processes_stream_their_own_rows_and_one_goes_on(tmp_path):
     """One of them has no rows."""
     call, path = (0, 1, "validated", tmp_path, 1), tmp_path / "run.jboost"
     whole, curves = train(*call)
-    for model, found in run_processes(stop_early, 3, 3, tmp_path, path):
-        np.testing.assert_array_equal(found, curves[:, :2])
-        assert_same((model, found), (jax.tree.leaves(jb.load(path)), found))
+    first, *others = run_processes(stop_early, 3, 3, tmp_path, path)
+    np.testing.assert_array_equal(first[1], curves[:, :2])
+    for other in others:
+        assert_same(other, first)
     assert_same(train(*call, checkpoint=path, checkpoint_rounds=1), (whole, curves))
 
 
