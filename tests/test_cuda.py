@@ -223,10 +223,10 @@ def test_a_batch_is_one_launch():
     assert str(jax.make_jaxpr(batched)(both, nodes)).count("ffi_call[") == 1
 
 
-TREES = dict(num_rounds=2, max_depth=2)
+TREES = dict(num_rounds=2, max_depth=3)
 CASES = dict(
     squared=dict(),
-    absolute=dict(loss=jb.losses.absolute_error, max_bins=1000, max_leaves=3),
+    absolute=dict(loss=jb.losses.absolute_error, max_bins=1000, max_leaves=5),
     logistic=dict(
         y=Y > 1, loss=jb.losses.logistic, colsample_bytree=0.7, colsample_bynode=0.5,
         subsample=0.6, min_child_samples=9, sample_weight=np.arange(len(Y)) % 4,

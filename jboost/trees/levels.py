@@ -14,6 +14,7 @@ from jaxtyping import Array, Bool, Float, Int32, Shaped, UInt32
 
 from jboost.codes.bins import MISSING
 from jboost.codes.codes import Codes
+from jboost.entry.collectives import total
 from jboost.kernels import levels_cuda
 from jboost.kernels.library import choose
 from jboost.numerics.exact import sum_by_group
@@ -176,9 +177,13 @@ def count_sides(
     in_bag: Bool[Array, " N"],
 ) -> Int32[Array, "M 3"]:
     """Rows in the bag of each slot: left by their codes, right by them, missing."""
-    cuda = _kernel_for(codes, split, levels_cuda.count_sides)
+    cuda = _kernel_for(codes, split, _count_on_gpu)
     run = choose(xla=_count_plainly, cuda=cuda)
     return run(codes, split, row_slot, in_bag)
+
+
+def _count_on_gpu(codes, split, row_slot, in_bag):
+    return total(levels_cuda.count_sides(codes, split, row_slot, in_bag))
 
 
 def _kernel_for(codes, split, kernel):
