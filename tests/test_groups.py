@@ -49,16 +49,22 @@ def two_scores(scores, targets, *, where):
     return jnp.sum(jnp.exp(-second) * residual**2 + second) + jnp.sum(second) ** 2
 
 
+@partial(jax.jit, static_argnums=(0, 1))
+def run(function, loss, objective, *arguments):
+    """Calls a function of an objective: one program for each loss and shape."""
+    return function(objective._replace(loss=loss), *arguments)
+
+
 def differentiate(objective, scores):
-    """Returns the gradient, from one program."""
-    return jax.jit(partial(group_gradient, objective))(scores)
+    """Returns the gradient."""
+    return run(group_gradient, objective.loss, objective._replace(loss=None), scores)
 
 
 def renew(objective, scores, number=0, probe=None):
-    """Returns the gradient and the probe of a round, from one program."""
+    """Returns the gradient and the probe of a round."""
     probe = start_probe(scores) if probe is None else probe
-    run = jax.jit(partial(renew_probe, objective))
-    return run(scores, probe, jnp.int32(number))
+    rest = objective._replace(loss=None)
+    return run(renew_probe, objective.loss, rest, scores, probe, jnp.int32(number))
 
 
 def make_rows(seed=0, num_scores=1):
@@ -268,9 +274,8 @@ def test_losses_without_curvature_use_differences():
 
     ids, targets, scores, weights = make_rows()
     for loss, expected in ((hinge, True), (pairs, False)):
-        objective = bind(loss, ids, targets, weights)
-        for scale in (1.0, 100.0):  # the rule has no unit of its own
-            at = jnp.asarray(scale * scores)
+        for scale in jnp.float32([1, 100]):  # the rule has no unit of its own
+            at = scale * scores
 
             def scaled(scores, targets, *, where, loss=loss, scale=scale):
                 return loss(scores / scale, targets, where=where)
@@ -299,7 +304,7 @@ def test_a_saddle_takes_steps_as_long_as_the_gradient_lasts():
     # only length there is.
     ids, targets, _, weights = make_rows()
     scores = jnp.zeros((1, NUM_ROWS))
-    for unit in (1e-4, 1.0):
+    for unit in jnp.float32([1e-4, 1]):
 
         def loss(scores, targets, *, where, unit=unit):
             return correlation(scores, targets, where=where, unit=unit)
@@ -311,27 +316,25 @@ def test_a_saddle_takes_steps_as_long_as_the_gradient_lasts():
         assert 0.1 * unit < np.sqrt(np.mean(steps**2)) < 10 * unit
 
 
-@pytest.mark.parametrize(("factor", "restarts"), [(3.0, False), (1e4, True)])
-def test_the_average_restarts_where_the_curvature_jumps(factor, restarts):
+def test_the_average_restarts_where_the_curvature_jumps():
     ids, targets, scores, weights = make_rows()
     objective = bind(pairs, ids, targets, weights)
     scores = jnp.asarray(scores)
     _, fresh = renew(objective, scores)
     wide = np.isin(ids, np.flatnonzero(np.bincount(ids) > 8))  # not exact ones
-    for change in (factor, 1 / factor):
+    for change in (3.0, 1 / 3, 1e4, 1e-4):
         before = fresh._replace(curvature=fresh.curvature * change)
         _, probe = renew(objective, scores, 19, before)
         mixed = 0.9 * before.curvature + 0.1 * fresh.curvature
-        expected = fresh.curvature if restarts else mixed
+        expected = mixed if 0.1 < change < 10 else fresh.curvature
         found = (probe.curvature[0, wide], expected[0, wide])
         np.testing.assert_allclose(*found, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("normalize", ["none", "both"])
-def test_lambdas_that_jump_keep_their_hessian(normalize):
+def test_lambdas_that_jump_keep_their_hessian():
     # At equal scores every move changes the order, and with it the weights of pairs.
     def lambdas(scores, targets, *, where):
-        return jb.losses.lambda_rank(scores, targets, where=where, normalize=normalize)
+        return jb.losses.lambda_rank(scores, targets, where=where, normalize="both")
 
     ids, targets, _, weights = make_rows()
     scores = jnp.zeros((1, NUM_ROWS))
@@ -341,7 +344,7 @@ def test_lambdas_that_jump_keep_their_hessian(normalize):
     assert 0 < jnp.max(probe.curvature) < 10
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_joint_leaves_are_close_to_the_dense_solution(seed):
     rng = np.random.default_rng(seed)
     root, scale = rng.normal(size=(5, 3)), 10.0 ** rng.uniform(-2, 2, 5)
