@@ -139,12 +139,12 @@ def test_one_large_tree_among_many_small_ones_does_not_take_gigabytes():
     assert few.max_depth == 4000
 
 
-FEW = dict(block=15, checkpoint=10)  # each of these trains
+FEW = dict(block=8, checkpoint=6)  # each of these trains
 
 
 @pytest.mark.parametrize("target", [*FILES, *ESTIMATORS])
 def test_damaged_models_are_refused_or_predict(target, tmp_path):
-    count = FEW.get(target, 60)
+    count = FEW.get(target, 30)
     accepted = sum(run_case(target, number, tmp_path) for number in range(count))
     assert accepted < count  # most are refused
 
