@@ -29,27 +29,13 @@ def some_rows(num_rows=1000, share=0.6):
     return np.random.default_rng(0).random(num_rows) < share
 
 
-@pytest.mark.parametrize("fraction", [1e-9, 0.0004, 0.1, 0.25, 0.5, 0.9, 0.99999])
+@pytest.mark.parametrize("fraction", [1e-30, 0.0004, 0.25, 0.5, 0.99999, 1.0, 1.5])
 def test_count_is_exact_and_chosen_entries_are_eligible(fraction):
     eligible = some_rows()
     chosen = draw(eligible, fraction)
     assert not np.any(chosen & ~eligible)
-    assert chosen.sum() == max(1, round(np.float32(fraction) * eligible.sum()))
-
-
-@pytest.mark.parametrize("fraction", [1.0, 1.5])
-def test_all_are_chosen_for_a_fraction_of_one(fraction):
-    eligible = some_rows()
-    np.testing.assert_array_equal(draw(eligible, fraction), eligible)
-
-
-def test_a_tiny_fraction_chooses_one():
-    assert draw(some_rows(), 1e-30).sum() == 1
-
-
-@pytest.mark.parametrize("fraction", [0.3, 1.0])
-def test_nothing_eligible_chooses_nothing(fraction):
     assert not draw(np.zeros(1000, bool), fraction).any()
+    assert chosen.sum() == max(1, round(min(np.float32(fraction), 1) * eligible.sum()))
 
 
 def test_the_only_eligible_entry_is_chosen():

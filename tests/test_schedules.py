@@ -10,7 +10,6 @@ import pytest
 from tables import SMALL, make_regression
 
 import jboost as jb
-from jboost.sklearn import JBoostRegressor
 
 X, Y = make_regression()
 SQUARES = jb.losses.squared_error
@@ -56,7 +55,6 @@ def test_boost(codes):
         return jb.boost(codes, Y, SQUARES, key, learning_rate=schedule, **SMALL)
 
     expected = run(as_numbers(COSINE))
-    chex.assert_trees_all_equal(run(COSINE), expected, strict=True)
     chex.assert_trees_all_equal(jax.jit(lambda: run(COSINE))(), expected, strict=True)
 
 
@@ -87,21 +85,6 @@ def test_cross_validate_and_sweep():
     swept = jb.sweep(X, Y, SQUARES, points, learning_rate=COSINE, **settings)
     # A batch of points is another program.
     np.testing.assert_allclose(swept.mean[0], expected.mean, rtol=1e-5)
-
-
-def test_estimators():
-    estimator = JBoostRegressor(learning_rate=COSINE, **SMALL).fit(X, Y)
-    model, _ = jb.fit(X, Y, learning_rate=as_numbers(COSINE), **SMALL)
-    np.testing.assert_array_equal(estimator.predict(X), jb.predict(model, X))
-
-
-def test_continued_training_goes_on_with_the_schedule():
-    """Round 3 of the model gets rate 3."""
-    first, _ = jb.fit(X, Y, learning_rate=COSINE, num_rounds=3, max_depth=3)
-    settings = dict(learning_rate=COSINE, num_rounds=5, max_depth=3)
-    found, _ = jb.fit(X, Y, model=first, **settings)
-    whole, _ = jb.fit(X, Y, learning_rate=COSINE, **SMALL)
-    chex.assert_trees_all_equal(found, whole)
 
 
 def test_a_schedule_must_give_finite_numbers():
