@@ -15,8 +15,8 @@ N = 200
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(N, 3)).astype(np.float32)
 Y = (X[:, 0] + np.exp(X[:, 1] / 2) * RNG.normal(size=N)).astype(np.float32)
-SETTINGS = dict(num_scores=2, num_rounds=3, max_depth=2)
 START = np.array([0.1, 0.2], np.float32)  # a search compiles for long and is not tested
+SETTINGS = dict(num_scores=2, num_rounds=3, max_depth=2, init_score=START)
 
 
 def normal(score, target):
@@ -88,30 +88,34 @@ def test_one_score_takes_a_number():
         np.testing.assert_allclose(model.leaf_value[0, 0, leaf], step, rtol=1e-4)
 
 
+def weigh(score, target):
+    return 1 + jnp.abs(target) + 0 * score
+
+
 def test_every_entry_gives_the_same_trees():
-    bins = jb.fit_bins(X)
+    bins, loss = jb.fit_bins(X), jb.losses.squared_error
     codes, key = jb.apply_bins(bins, X), jax.random.key(0)
-    settings = dict(curvature=fisher, init_score=START, **SETTINGS)
-    model, _ = jb.fit(X, Y, normal, **settings)
-    trees, _ = jb.boost(codes, Y, normal, key, **settings)
+    settings = dict(curvature=weigh, num_rounds=3, max_depth=2)
+    model, _ = jb.fit(X, Y, loss, **settings)
+    plain, _ = jb.fit(X, Y, loss, num_rounds=3, max_depth=2)
+    assert not np.array_equal(plain.leaf_value, model.leaf_value)
+    trees, _ = jb.boost(codes, Y, loss, key, **settings)
     np.testing.assert_array_equal(trees.trees.leaf_value, model.leaf_value)
-    state = jb.init(codes, Y, normal, key, num_scores=2, init_score=START)
+    state = jb.init(codes, Y, loss, key)
     for number in range(3):
-        state, tree = jb.boost_step(
-            state, codes, Y, normal, curvature=fisher, max_depth=2
-        )
+        state, tree = jb.boost_step(state, codes, Y, loss, curvature=weigh, max_depth=2)
         np.testing.assert_array_equal(tree.leaf_value, model.leaf_value[number])
     stream = jb.stream(
         jb.streams.array_batches(X, Y, batch_rows=64), bins=bins, memory=10**9
     )
-    streamed, _ = jb.fit(stream, loss=normal, **settings)
+    streamed, _ = jb.fit(stream, loss=loss, **settings)
     np.testing.assert_allclose(streamed.leaf_value, model.leaf_value, rtol=1e-5)
 
 
 def test_cross_validation_and_sweeps():
-    settings = dict(folds=2, init_score=START, **SETTINGS)
-    curves = jb.cross_validate(X, Y, normal, curvature=fisher, **settings)
-    result = jb.sweep(X, Y, normal, dict(curvature=[fisher, "auto"]), **settings)
+    settings, loss = dict(folds=2, num_rounds=3, max_depth=2), jb.losses.squared_error
+    curves = jb.cross_validate(X, Y, loss, curvature=weigh, **settings)
+    result = jb.sweep(X, Y, loss, dict(curvature=[weigh, "auto"]), **settings)
     found = result.validation_loss[0]
     np.testing.assert_allclose(found, curves.validation_loss, rtol=1e-5)
     assert not np.allclose(result.validation_loss[1], found)
@@ -148,12 +152,10 @@ def test_curvatures_can_be_mapped():
     codes = jb.apply_bins(jb.fit_bins(X), X)
 
     def run(factor):
-        def scaled(score, target):
-            return factor * jnp.stack(jnp.asarray(fisher(score, target)))
-
         trees, _ = jb.boost(
-            codes, Y, normal, jax.random.key(0), curvature=scaled,
-            leaf_solver="newton", init_score=START, **SETTINGS,
+            codes, Y, jb.losses.squared_error, jax.random.key(0),
+            curvature=lambda score, target: factor * weigh(score, target),
+            leaf_solver="newton", num_rounds=3, max_depth=2,
         )  # fmt: skip
         return trees.trees.leaf_value
 
@@ -172,17 +174,18 @@ def test_adaptive_losses_pass_their_parameters():
         return jnp.sum(weights * jnp.abs(scores - targets)) / jnp.sum(weights)
 
     _, history = jb.fit(
-        X, Y, jb.losses.adaptive(loss, estimate), curvature=curvature, num_rounds=3
-    )
+        X, Y, jb.losses.adaptive(loss, estimate), curvature=curvature, num_rounds=3,
+        max_depth=2,
+    )  # fmt: skip
     assert history.train_loss[-1] < history.train_loss[0]
 
 
 def test_inspection_and_pictures():
     report = jb.inspect_loss(normal, 0.5, num_scores=2, k=1, curvature=fisher)
     np.testing.assert_allclose(report.curvature, 2.0)
-    axes = plotting.loss(normal, 0.5, num_scores=2, k=1, curvature=("auto", fisher))
+    axes = plotting.loss(jb.losses.squared_error, 0.5, curvature=("auto", weigh))
     labels = [line.get_label() for line in axes[2].get_lines()]
-    assert labels[:3] == ["Hessian", '"auto"', "fisher"]
+    assert labels[:3] == ["Hessian", '"auto"', "weigh"]
 
 
 def test_a_checkpoint_of_another_function_is_refused(tmp_path):
