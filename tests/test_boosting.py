@@ -116,9 +116,10 @@ def test_weights_are_relative():
     """Without l2 and limits in units of weight, only their ratios matter."""
     weights = np.random.default_rng(0).uniform(0.5, 2, ROWS).astype(np.float32)
     free = dict(l2=0.0, min_child_weight=0.0)
-    first, _ = fit(sample_weight=weights, **free)
-    second, _ = fit(sample_weight=8 * weights, **free)
-    first, second = (replace(model, sums=None) for model in (first, second))
+    first, second = (
+        replace(fit(sample_weight=factor * weights, **free)[0], sums=None)
+        for factor in (1, 8)
+    )
     chex.assert_trees_all_equal(first, second)  # a power of two: no rounding differs
 
 
@@ -130,12 +131,14 @@ def test_keys_of_four_words_are_different_seeds():
 @pytest.mark.parametrize("loss", ["absolute_error", "huber", "softmax"])
 def test_plain_xla_means_no_kernel_anywhere(loss):
     """Sums over rows included: the lowered program calls nothing of jboost's."""
-    classes = dict(num_scores=2, init_score=0.0) if loss == "softmax" else {}
-    y = np.arange(ROWS) % 2 if classes else Y
+    sizes = dict(max_depth=1)
+    if loss == "softmax":
+        sizes = dict(max_depth=2, num_scores=2, init_score=0.0)
+    y = np.arange(ROWS) % 2 if loss == "softmax" else Y
 
     def train(**how):
         return jax.jit(
-            lambda: boost(getattr(jb.losses, loss), y, max_depth=2, **classes, **how)
+            lambda: boost(getattr(jb.losses, loss), y, **sizes, **how)
         ).lower()
 
     assert "jboost_" not in train(implementation="xla").as_text()
