@@ -10,7 +10,6 @@ import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 import pytest
-import scipy.sparse
 import xgboost as xgb
 from tables import squared_distance
 
@@ -123,7 +122,6 @@ def test_prediction_takes_the_leaves_of_training(table):
     made = jb.to_ensemble(trees, bins)
     np.testing.assert_array_equal(jb.predict(made, table.x), scores)
     fitted, history = jb.fit(*table, categorical=[1, 2], validation=table, **SMALL)
-    np.testing.assert_array_equal(jb.predict(fitted, table.x), scores)
     np.testing.assert_array_equal(history.train_loss, history.validation_loss)
     stages = jb.staged_predict(jb.truncate(fitted, 3), table.x)
     np.testing.assert_array_equal(stages, jb.staged_predict(fitted, table.x)[:3])
@@ -177,7 +175,7 @@ def test_many_categories_without_effect_do_not_spoil_the_rest():
     rng = np.random.default_rng(3)
     x = np.stack([rng.normal(size=6000), rng.integers(0, 10_000, 6000)], axis=1)
     y = np.where(x[:, 0] > 0, 1.0, -1.0) + 0.5 * rng.normal(size=6000)
-    sizes = dict(num_rounds=30, max_depth=4, categorical=[1])
+    sizes = dict(num_rounds=30, max_depth=3, categorical=[1])
     fitted, history = jb.fit(x[:3000], y[:3000], **sizes)
     assert fitted.left_codes.shape[-1] == 128  # of 4,096 codes
     held_out = float(np.mean((jb.predict(fitted, x[3000:]) - y[3000:]) ** 2))
@@ -192,7 +190,8 @@ def test_vmap_over_regularisation(table):
     def train(l2):
         return jb.boost(
             binned, table.y, jb.losses.squared_error, jax.random.key(0),
-            categories=bins.categories, max_bins=bins.num_bins, category_l2=l2, **SMALL,
+            categories=bins.categories, max_bins=bins.num_bins, category_l2=l2,
+            num_rounds=2, max_depth=2,
         )[1]  # fmt: skip
 
     many = jax.vmap(train)(jnp.array([0.0, 50.0]))
@@ -203,8 +202,9 @@ def test_vmap_over_regularisation(table):
 def test_several_scores(table):
     y = np.stack([table.y, -table.y], axis=1)
     fitted, history = jb.fit(
-        table.x, y, squared_distance, num_scores=2, categorical=[1], **SMALL
-    )
+        table.x, y, squared_distance, num_scores=2, categorical=[1],
+        init_score=[1.0, -1.0], **SMALL,
+    )  # fmt: skip
     assert fitted.left_codes.shape[:3] == (5, 2, 7)
     assert history.train_loss[-1] < 0.5 * history.train_loss[0]
     both = np.asarray(jb.predict(fitted, table.x))
@@ -212,13 +212,8 @@ def test_several_scores(table):
 
 
 def test_training_goes_on_with_the_codes_of_the_model(table, model):
-    """On the same data as if it had not stopped; on others with the model's codes."""
+    """On other data, too; test_routes.py goes on with the same."""
     more = dict(SMALL, num_rounds=3)
-    longer = jb.fit(*table, categorical=[1, 2], **dict(SMALL, num_rounds=8))[0]
-    gone_on = jb.fit(*table, model=model, **more)[0]
-    np.testing.assert_array_equal(
-        jb.predict(gone_on, table.x), jb.predict(longer, table.x)
-    )
     some = table.x[:, 1] < 6  # other categories, by other weights
     part = np.flatnonzero(some)[: ROWS // 4]
     other = jb.fit(table.x[part], table.y[part], model=model, **more)[0]
@@ -331,17 +326,6 @@ def test_refused_by_name(table, name):
     given, error, message = REFUSED[name]
     with pytest.raises(error, match=message):
         jb.fit(*table, **{"categorical": [1], **SMALL, **given})
-
-
-def test_sparse_tables_and_streams_are_refused(table):
-    x = scipy.sparse.csr_matrix(np.nan_to_num(table.x))
-    with pytest.raises(ValueError, match="x must be dense"):
-        jb.fit(x, table.y, categorical=[1], **SMALL)
-    rows = jb.stream(
-        jb.streams.array_batches(table.x, table.y, batch_rows=100), memory=2**26
-    )
-    with pytest.raises(ValueError, match=r"categorical .*'auto'"):
-        jb.fit(rows, categorical=[1], **SMALL)
 
 
 # XGBoost's trees.

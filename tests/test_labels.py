@@ -87,6 +87,9 @@ CALLS = {
 }
 
 
+ESTIMATORS = ("regressor", "classifier", "distribution", "ranker")
+
+
 def save_and_load(model):
     file = io.BytesIO()
     jb.save(model, file)
@@ -107,7 +110,8 @@ def models():
 def test_other_columns_are_refused_everywhere(models, call):
     for name in LABELS if call in ("predict", "continued") else ("default", "tuples"):
         labels, others = LABELS[name]
-        for other in others:
+        # An estimator is fitted for each: one table with other columns is enough.
+        for other in others[: 1 if call in ESTIMATORS else None]:
             with pytest.raises(
                 ValueError, match=r"columns of (training|the model)|feature names"
             ):
