@@ -146,8 +146,7 @@ def test_plain_xla_means_no_kernel_anywhere(loss):
         assert "jboost_" in train(implementation="cpu").as_text()
 
 
-# Convex losses of every kind (straight, bent, smooth, growing like an exponential), and
-# their targets from numbers of about a standard deviation of 1.
+# The convex losses, and their targets from numbers of about a standard deviation of 1.
 TARGETS = {
     "number": lambda y: y,
     "class": lambda y: (y > np.median(y)).astype(np.float32),
@@ -156,7 +155,10 @@ TARGETS = {
 }
 CONVEX = {
     "squared_error": "number", "absolute_error": "number", "huber": "number",
-    "logistic": "class", "hinge": "sign", "exponential": "sign", "tweedie": "positive",
+    "pseudo_huber": "number", "log_cosh": "number", "quantile": "number",
+    "expectile": "number", "logistic": "class", "hinge": "sign",
+    "hinge_squared": "sign", "exponential": "sign", "poisson": "positive",
+    "gamma": "positive", "tweedie": "positive",
 }  # fmt: skip
 
 
