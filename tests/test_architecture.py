@@ -26,7 +26,7 @@ BOXES = (
 # other libraries' models in float64, 160 read labels, 110 shorten values in messages.
 MODEL_LINES = 6720
 MODULE_LINES = 800
-MOST_MODULES = 209  # may fall, not rise: one idea to a file, not one step
+MOST_MODULES = 200  # may fall, not rise: one idea to a file, not one step
 FUNCTION_LINES = 60
 POSITIONAL = 8
 

@@ -14,7 +14,7 @@ import xgboost as xgb
 from tables import squared_distance
 
 import jboost as jb
-from jboost.codes.category_codes import fit_categories
+from jboost.codes.binning import fit_categories
 from jboost.tables.categories import encode, goes_left
 
 ROWS, COUNT = 400, 12

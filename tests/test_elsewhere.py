@@ -69,9 +69,9 @@ def test_many_rows_are_not_copied_to_the_host(here, there, operation, monkeypatc
     expected = operation(here[0], X[:333], implementation="xla")
     with jax.default_device(DEVICE):
         operation(there[0], X)  # keeps the model
-    for module in ("jboost.numerics.padding", "jboost.model.ensemble"):
+    for module in ("jboost.numerics.arrays", "jboost.model.ensemble"):
         monkeypatch.setattr(f"{module}._MANY_BYTES", 0)
-    monkeypatch.setattr("jboost.numerics.padding.np", None)
+    monkeypatch.setattr("jboost.numerics.arrays.np", None)
     with jax.default_device(DEVICE):
         found = operation(there[0], jax.device_put(X[:333], DEVICE))
     assert platforms(found) == {NAME}
@@ -81,7 +81,7 @@ def test_many_rows_are_not_copied_to_the_host(here, there, operation, monkeypatc
 @pytest.mark.parametrize("most", [0, 2**40])
 def test_rows_follow_the_model(here, there, most, monkeypatch):
     """However many they are."""
-    for module in ("jboost.numerics.padding", "jboost.model.ensemble"):
+    for module in ("jboost.numerics.arrays", "jboost.model.ensemble"):
         monkeypatch.setattr(f"{module}._MANY_BYTES", most)
     cpu = jax.local_devices(backend="cpu")[0]
     expected = jb.predict(here[0], X, implementation="xla")

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The boosting loop as pure functions of arrays: init, boost_step, boost.
 
-Before them: refusals of targets, reading of arguments, all rounds as one program.
+Before them: refusals of targets, reading of arguments, derivatives that the caller
+hands in instead of those of a loss, all rounds as one program.
 """
 
 from collections.abc import Callable
@@ -16,7 +17,6 @@ from jax.core import Tracer
 from jax.sharding import Mesh
 from jaxtyping import Array, ArrayLike, Float, Key, Shaped
 
-from jboost.boosting import own_derivatives as own
 from jboost.boosting.auto import needs_minimizer
 from jboost.boosting.groups import (
     check_first_group,
@@ -26,7 +26,6 @@ from jboost.boosting.groups import (
 )
 from jboost.boosting.memory_needs import refuse_large_model
 from jboost.boosting.method import initial_scores, make_method, refuse_sorting
-from jboost.boosting.own_derivatives import no_loss
 from jboost.boosting.reports import weigh_losses
 from jboost.boosting.round import STRUCTURE, grow_round
 from jboost.boosting.settings import (
@@ -62,15 +61,18 @@ from jboost.codes.codes import Codes, DenseCodes, pack_codes
 from jboost.codes.preparing import arrange_codes, check_codes
 from jboost.entry import checks
 from jboost.entry.arguments import explain_arguments
+from jboost.entry.checks import explain_failure
 from jboost.entry.decorators import is_tracing, traceable
+from jboost.entry.messages import show
 from jboost.entry.programs import FULL, compiled
 from jboost.kernels.library import takes_implementation
 from jboost.losses import Adaptive
 from jboost.numerics.derivatives import without_derivatives
 from jboost.numerics.random import seed_from_key
-from jboost.objective.evaluation import Kinks, Objective
+from jboost.objective.evaluation import Kinks, Objective, with_scores_first
 from jboost.objective.faults import describe_gap, find_gaps, find_never_finite
 from jboost.objective.group_tracing import GroupLoss
+from jboost.objective.jaxprs import Program, trace_program
 from jboost.objective.retracing import trace_loss_once
 from jboost.objective.tracing import TracedLoss
 from jboost.tables.categories import Categories
@@ -78,6 +80,154 @@ from jboost.tables.domains import check_domain, warn_of_rounding
 from jboost.tables.offsets import check_offset
 from jboost.tables.targets import check_targets, check_weights
 from jboost.trees.tree import BoostedTrees, LeafSums, Tree
+
+_SIGNATURE = "derivatives(scores, targets, key)"
+
+
+def no_loss(score: Any, target: Any) -> Array:
+    """Stands in for a loss that is None, where nothing depends on its values."""
+    del target
+    return jnp.sum(jnp.square(score))
+
+
+def read_loss(loss: Any, init_score: Any) -> Any:
+    """Returns the loss; :func:`no_loss` if it is None."""
+    if loss is None and isinstance(init_score, str):
+        raise ValueError(
+            "init_score must be a number or K numbers where loss is None, got "
+            f"{show(init_score)}, which needs a loss"
+        )
+    return no_loss if loss is None else loss
+
+
+def read_solver(settings: Settings, loss: Any) -> Settings:
+    """Returns the settings of rounds with derivatives from the caller."""
+    solver = settings.leaf_solver
+    if solver == "hessian" or (loss is None and solver not in ("auto", "newton")):
+        needs = "the derivatives" if solver == "hessian" else "the values"
+        raise ValueError(
+            "leaf_solver must be 'newton' (or 'auto', which is the same) where "
+            f"derivatives are given and loss is {'' if loss is None else 'not '}None, "
+            f"got {show(solver)}, which needs {needs} of a loss"
+        )
+    # The curvature policy is not used if derivatives are given.
+    solver = "newton" if solver == "auto" else solver
+    return settings.replace(leaf_solver=solver, curvature="auto")
+
+
+def take_arrays(gradient: Any, settings: Any, scores: Any) -> Any:
+    """Takes the curvature out of the settings where a gradient is handed in.
+
+    Gradient and curvature must have the shape of the scores, [N] or [N, K], but the
+    curvature may be one number. Both are returned as [K, N]; None without a gradient.
+    """
+    if gradient is None:
+        if np.ndim(settings.get("curvature", "auto")):
+            raise ValueError(
+                "gradient must be given where curvature is an array, got None"
+            )
+        return None
+    given = {"gradient": gradient, "curvature": settings.pop("curvature", "auto")}
+    for name, value in given.items():
+        if isinstance(value, str) or callable(value):
+            raise TypeError(
+                f"{name} must be an array of shape {scores.shape}, like the scores, "
+                f"where gradient is given, got {show(value)}"
+            )
+        array = value if isinstance(value, jax.Array) else np.asarray(value)
+        given[name] = array
+        _check_array(name, array, scores.shape, single=name == "curvature")
+    least: Any = 0.0
+    if not isinstance(given["curvature"], Tracer):
+        least = np.min(np.asarray(given["curvature"]))
+    if not least >= 0:
+        raise ValueError(f"curvature must be >= 0 in every row, got {least}")
+    return _by_score(given["gradient"], given["curvature"], scores.shape)
+
+
+def trace_derivatives(
+    function: Callable[..., Any],
+    targets: Any,
+    weights: Any,
+    num_scores: int,
+    constants: tuple[Any, ...],
+) -> tuple[Program, tuple[Any, ...]]:
+    """Traces ``function(scores, targets, key)``, which returns gradient and curvature.
+
+    Only the shape of the weights is used. The constants of the function follow those of
+    the loss.
+    """
+    if not callable(function):
+        raise TypeError(
+            f"derivatives must be callable as {_SIGNATURE}, got {show(function)}"
+        )
+    shape = (len(weights),) if num_scores == 1 else (len(weights), num_scores)
+    rows = jax.tree.map(lambda t: jax.ShapeDtypeStruct(t.shape, t.dtype), targets)
+    key = jax.eval_shape(lambda: _round_key(jnp.zeros(2, jnp.uint32), jnp.int32(0)))
+    inputs = (jax.ShapeDtypeStruct(shape, jnp.float32), rows, key)
+    try:
+        found = jax.eval_shape(function, *inputs)
+    except Exception as error:
+        raise TypeError(
+            "derivatives failed; it must accept (scores, targets, key) of all rows and "
+            f"be written in jax.numpy: {explain_failure(error)}"
+        ) from error
+    if not isinstance(found, tuple | list) or len(found) != 2:
+        raise TypeError(
+            "derivatives must return the pair (gradient, curvature), got "
+            f"{show(jax.tree.map(lambda a: a.shape, found))}"
+        )
+    for name, array in zip(("gradient", "curvature"), found, strict=True):
+        whose = f"the {name} that derivatives returns"
+        _check_array(whose, array, shape, single=name == "curvature")
+
+    def by_score(*arguments):
+        gradient, curvature = function(*arguments)
+        return _by_score(gradient, curvature, shape)
+
+    every = list(constants)
+    program = trace_program(by_score, inputs, every)
+    return program, tuple(every)
+
+
+def hand_in(problem: Problem, program: Program | None, state: BoostState) -> Problem:
+    """Returns the problem with the derivatives of this round, if they are handed in."""
+    if program is None:
+        return problem
+    scores = state.scores[0] if state.scores.shape[0] == 1 else state.scores.T
+    key = _round_key(state.words, state.round)
+    given = program(problem.constants, scores, problem.data.targets, key)
+    return problem._replace(arrays=problem.arrays._replace(given=tuple(given)))
+
+
+def _round_key(words, number):
+    """Returns a key for each round, from the seed of the run."""
+    return jax.random.fold_in(
+        jax.random.wrap_key_data(words, impl="threefry2x32"), number
+    )
+
+
+def _check_array(name, array, shape, *, single):
+    alone = ", or a number" if single else ""
+    if not hasattr(array, "shape") or np.dtype(array.dtype).kind not in "fiub":
+        raise TypeError(f"{name} must hold numbers, got {show(array)}")
+    if array.shape != shape and not (single and array.shape == ()):
+        raise ValueError(
+            f"{name} must have the shape of the scores, {shape}{alone}, got "
+            f"{array.shape}"
+        )
+
+
+def _by_score(
+    gradient: Any, curvature: Any, shape: tuple[int, ...]
+) -> tuple[Float[Array, "K N"], Float[Array, "K N"]]:
+    """Returns both as [K, N]; negative curvatures become 0."""
+    gradient = jnp.asarray(gradient, jnp.float32)
+    curvature = jnp.broadcast_to(jnp.asarray(curvature, jnp.float32), shape)
+    return (
+        with_scores_first(gradient),
+        with_scores_first(jnp.maximum(curvature, jnp.float32(0))),
+    )
 
 
 def refuse_gaps(loss: Any, constants: tuple[Any, ...], data: Data) -> None:
@@ -209,7 +359,7 @@ def run_rounds(
 
     @partial(jax.checkpoint, prevent_cse=False, policy=_choose_kept(data))
     def one_round(state, rate):
-        return grow_round(own.hand_in(problem, program, state), rate, state)[:2]
+        return grow_round(hand_in(problem, program, state), rate, state)[:2]
 
     final, trees = jax.lax.scan(one_round, state, rates)
     return BoostedTrees(trees, state.init_score), by_row(final.scores)
@@ -310,7 +460,7 @@ def init(
     given: dict[str, Any] = dict(num_scores=num_scores, init_score=init_score)
     chosen = read_settings(given).with_scores(loss, y)
     traced, constants, data = bind_rows(
-        check_codes(binned, None), own.read_loss(loss, init_score),
+        check_codes(binned, None), read_loss(loss, init_score),
         RowArguments(y, sample_weight, offset, groups), chosen.num_scores,
     )  # fmt: skip
     begin = initial_scores(chosen)
@@ -377,10 +527,10 @@ def boost_step(
       >>> state.scores.shape, tree.leaf_value.shape
       ((8,), (1, 4))
     """
-    given = own.take_arrays(gradient, settings, state.steps)
+    given = take_arrays(gradient, settings, state.steps)
     chosen = read_settings(settings)
     if given is not None:
-        chosen, loss = own.read_solver(chosen, loss), own.read_loss(loss, None)
+        chosen, loss = read_solver(chosen, loss), read_loss(loss, None)
     refuse_sorting(chosen, binned)
     num_scores = 1 if state.steps.ndim == 1 else state.steps.shape[-1]
     codes = read_codes(chosen, binned)
@@ -499,8 +649,8 @@ def boost(
                 "groups must be None where derivatives is given, got groups"
             )
         checks.check_word("curvature", chosen.curvature, ("auto",))
-        chosen = own.read_solver(chosen, loss)
-        loss = own.read_loss(loss, chosen.init_score)
+        chosen = read_solver(chosen, loss)
+        loss = read_loss(loss, chosen.init_score)
     refuse_sorting(chosen, binned)
     refuse_large_model(chosen)
     num_scores = chosen.num_scores
@@ -512,7 +662,7 @@ def boost(
     )  # fmt: skip
     program = None
     if derivatives is not None:
-        program, constants = own.trace_derivatives(
+        program, constants = trace_derivatives(
             derivatives, data.targets, data.weights, num_scores, constants
         )
     refuse_bags(traced, data.groups, chosen.subsample)

@@ -42,7 +42,7 @@ from jboost.entry.collectives import every
 from jboost.entry.stages import for_host
 from jboost.kernels import grow_cpu
 from jboost.kernels.library import choose
-from jboost.numerics.packing import pack
+from jboost.numerics.arrays import pack
 from jboost.objective.curvature import EXPONENTS, are_finite, count_lost
 from jboost.objective.group_tracing import GroupLoss
 from jboost.trees.leaf_operations import add_values
@@ -158,7 +158,7 @@ class RoundBuffers(NamedTuple):
     """Outputs of rounds other than trees; axis 0 is the round, but not in ``sizes``.
 
     ``numbers`` holds each :class:`Summary`, packed by
-    :func:`jboost.numerics.packing.pack`.
+    :func:`jboost.numerics.arrays.pack`.
     """
 
     numbers: Int32[Array, "R S"]

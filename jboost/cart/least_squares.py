@@ -16,7 +16,7 @@ from jboost.codes.thresholds import midpoints
 from jboost.kernels import cart_cpu, library
 from jboost.model.nodes import LEAF
 from jboost.model.regression_tree import RegressionTree
-from jboost.numerics.floats import flush_denormals
+from jboost.numerics.arrays import flush_denormals
 
 
 def make_tree(**arrays: Any) -> RegressionTree:

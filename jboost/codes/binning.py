@@ -2,7 +2,8 @@
 """Turns feature values into small integer codes.
 
 Code 0 is "missing" (NaN); code c >= 1 means that the value lies above threshold c - 2
-and at or below threshold c - 1, or stands for a category.
+and at or below threshold c - 1, or stands for a category: 1 for the heaviest of a
+feature, 2 for the next, ...
 """
 
 from collections.abc import Sequence
@@ -15,29 +16,137 @@ from jax.core import Tracer
 from jaxtyping import Array, ArrayLike, Float, Shaped, UInt8, UInt16, UInt32
 
 from jboost.codes.bins import MISSING, Bins
-from jboost.codes.category_codes import find_categorical_features, fit_categories
 from jboost.codes.codes import DenseCodes, SparseCodes
-from jboost.codes.gathering import (
-    find_thresholds,
-    has_missing,
-)
+from jboost.codes.gathering import find_thresholds, has_missing
 from jboost.codes.thresholds import check_max_bins, find_sparse_thresholds
 from jboost.entry.context import current_implementation, is_on_cpu, runs_on_cpu
 from jboost.entry.decorators import on_host, traceable
-from jboost.entry.exchanges import (
-    agree,
-    gather_numbers,
-    gather_tables,
-)
-from jboost.entry.messages import warn_user
+from jboost.entry.exchanges import agree, gather_numbers, gather_tables
+from jboost.entry.feature_checks import check_feature
+from jboost.entry.messages import show, warn_user
 from jboost.entry.programs import compiled
 from jboost.kernels import binning_cpu, library
 from jboost.kernels.binning_cpu import MOST_BINS
 from jboost.kernels.calls import call_on_host, host
-from jboost.numerics.floats import flush_denormals
-from jboost.tables.categories import Categories, check_values, encode
+from jboost.numerics.arrays import flush_denormals
+from jboost.tables.categories import (
+    Categories,
+    Category,
+    check_values,
+    describe_column,
+    encode,
+)
 from jboost.tables.frames import Frame, read_frame, read_values
 from jboost.tables.sparse import Absent, SparseMatrix, check_absent, check_gaps
+
+MOST_VALUES = 2**24  # float32 tells apart integers up to this one
+MOST_CELLS = 2**26  # the most cells of the table of codes: 256 MiB
+
+
+def find_categorical_features(
+    categorical: Any,
+    num_features: int,
+    feature_names: Sequence[str] | None = None,
+    values: tuple[tuple[Category, ...] | None, ...] | None = None,
+) -> tuple[int, ...]:
+    """Returns the indices of the categorical features, ascending.
+
+    Args:
+      categorical: names or indices, "auto" or None.
+      values: the categories that the table holds for each column, or None; a column
+        with categories is categorical, whatever ``categorical`` is.
+    """
+    found = {index for index, known in enumerate(values or ()) if known is not None}
+    if categorical is None or (isinstance(categorical, str) and categorical == "auto"):
+        return tuple(sorted(found))
+    expected = "categorical must be 'auto', None or a sequence of features"
+    kinds = list | tuple | set | frozenset | range | np.ndarray
+    if not isinstance(categorical, kinds):
+        raise TypeError(f"{expected}, got {show(categorical)}")
+    if isinstance(categorical, np.ndarray):
+        categorical = categorical.ravel().tolist()
+    features = [
+        check_feature("categorical", feature, num_features, feature_names)
+        for feature in categorical
+    ]
+    if len({*features}) < len(features):
+        raise ValueError(f"{expected}, each of them once, got {show(categorical)}")
+    return tuple(sorted(found.union(features)))
+
+
+def fit_categories(
+    matrix: Float[np.ndarray, "N G"],
+    features: tuple[int, ...],
+    weight: Float[np.ndarray, " N"] | None,
+    max_codes: int,
+    values: tuple[tuple[Category, ...] | None, ...] | None = None,
+    known: Categories | None = None,
+    feature_names: Sequence[str] | None = None,
+) -> Categories:
+    """Assigns codes to the categories of each feature, the heaviest first.
+
+    If there are more than ``max_codes`` categories, the lightest share the last code.
+    Among equal weights, the smaller value comes first. Rows of weight 0 are ignored.
+
+    Args:
+      matrix: the categorical columns, checked by
+        :func:`jboost.tables.categories.check_values`.
+      values: the categories that the numbers represent, as in :class:`Categories`.
+      known: the categories of a model that is trained further; they keep their codes,
+        and new categories get the next codes.
+    """
+    if weight is not None:
+        matrix, weight = matrix[weight > 0], weight[weight > 0]
+    if known is not None and values is None:
+        values = known.values  # x is a matrix
+    named = values or (None,) * len(features)
+    most = []
+    for column, own in zip(matrix.T, named, strict=True):
+        largest = int(np.max(column, initial=0, where=~np.isnan(column)))
+        most.append(max(largest, len(own or ()) - 1))
+    size = 1 + max(most, default=0)
+    if size > MOST_VALUES or size * len(features) > MOST_CELLS:
+        worst = features[int(np.argmax(most))]
+        raise ValueError(
+            f"x must hold categories as small integers, below {MOST_VALUES} and fewer "
+            f"than {MOST_CELLS} for all categorical columns together, got "
+            f"{max(most)} in column {worst}; number them 0, 1, 2, ..."
+        )
+    codes = np.zeros((len(features), size), np.int32)
+    if known is not None:
+        before = np.asarray(known.codes)
+        codes = np.pad(before, ((0, 0), (0, max(0, size - before.shape[1]))))
+        size = codes.shape[1]
+    for group, column in enumerate(matrix.T):
+        present = ~np.isnan(column)
+        value = column[present].astype(np.int64)
+        mass = np.bincount(value, None if weight is None else weight[present], size)
+        seen = np.flatnonzero(np.bincount(value, minlength=size))
+        last = codes[group].max()
+        seen = seen[codes[group, seen] == 0]
+        if known is not None and len(seen):
+            place = f"{describe_column(features[group], feature_names)} of x"
+            _check_new(place, seen, named[group], last >= max_codes)
+        order = seen[np.argsort(-mass[seen], kind="stable")]
+        new = np.minimum(last + 1 + np.arange(len(order)), max_codes)
+        codes[group, order] = new
+    return Categories(codes=codes, features=features, values=values)
+
+
+def _check_new(place, seen, values, full):
+    if values is not None and seen[-1] >= len(values):
+        raise ValueError(
+            f"{place} must hold the numbers of the model's {len(values)} categories, "
+            f"from 0 to {len(values) - 1}, got {seen[-1]}; pass a data frame, which "
+            "names new categories"
+        )
+    if full:
+        new = [int(v) if values is None else values[v] for v in seen[:5]]
+        raise ValueError(
+            f"max_bins must be larger to give codes to categories of {place} that the "
+            f"model does not know, such as {new}; or replace them by missing values"
+        )
+
 
 _CELLS = 2**19  # cells in a node's histogram
 _BINS_FOR_CATEGORIES = 16  # times max_bins

@@ -12,7 +12,7 @@ from jboost.entry.context import current_implementation
 from jboost.entry.messages import show
 from jboost.kernels import binning_cpu, library
 from jboost.kernels.calls import host
-from jboost.numerics.floats import flush_denormals
+from jboost.numerics.arrays import flush_denormals
 from jboost.tables.sparse import Absent, SparseMatrix
 
 _FEW_VALUES = 50_000  # up to here NumPy is faster than compiling a call of a kernel

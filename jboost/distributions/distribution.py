@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from jboost.numerics.floats import middle_float
+from jboost.numerics.arrays import middle_float
 
 MOST = float(jnp.finfo(jnp.float32).max)
 _HALVINGS = 33

@@ -25,7 +25,7 @@ from jboost.model.ensemble import Model, read_model
 from jboost.model.nodes import Nodes
 from jboost.model.predicting import predict
 from jboost.model.wide_thresholds import match_wide
-from jboost.numerics.padding import pad_rows, padded_size
+from jboost.numerics.arrays import pad_rows, padded_size
 from jboost.objective.tracing import trace_loss
 from jboost.tables.domains import check_domain
 from jboost.tables.frames import read_frame

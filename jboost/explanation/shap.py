@@ -37,7 +37,7 @@ from jboost.model.preparing import prepare
 from jboost.model.scores import code_columns, read_trees, to_host
 from jboost.model.sparse_blocks import keep_used_features, run_in_blocks
 from jboost.model.wide_thresholds import match_wide
-from jboost.numerics.floats import flush_denormals
+from jboost.numerics.arrays import flush_denormals
 from jboost.tables.categories import goes_left
 from jboost.tables.offsets import read_offset
 from jboost.tables.sparse import is_sparse

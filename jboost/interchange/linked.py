@@ -13,7 +13,7 @@ import jax
 import numpy as np
 from jaxtyping import Float, Float32, Int
 
-from jboost.codes.category_codes import MOST_CELLS, MOST_VALUES
+from jboost.codes.binning import MOST_CELLS, MOST_VALUES
 from jboost.model.containers import FileError
 from jboost.model.ensemble import Ensemble, Links
 from jboost.model.files import check_contents

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Float32
 
-from jboost.codes.category_codes import MOST_VALUES
+from jboost.codes.binning import MOST_VALUES
 from jboost.entry.decorators import on_host
 from jboost.interchange.linked import (
     CategorySplit,

@@ -21,10 +21,9 @@ from jboost.entry.decorators import traceable
 from jboost.entry.messages import show
 from jboost.losses.groups import clear, weigh_rows
 from jboost.losses.rows import absolute_error, built_in, check_parameter, huber
+from jboost.numerics.arrays import middle_float, number_ids, read_ids
 from jboost.numerics.derivatives import differentiable
 from jboost.numerics.exact import sum_rows
-from jboost.numerics.floats import middle_float
-from jboost.numerics.ids import number_ids, read_ids
 
 Scalar = Float[ArrayLike, ""]
 

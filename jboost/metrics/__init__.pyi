@@ -1,19 +1,4 @@
 # SPDX-License-Identifier: Apache-2.0
-from .classification import (
-    accuracy as accuracy,
-)
-from .classification import (
-    brier as brier,
-)
-from .classification import (
-    error as error,
-)
-from .classification import (
-    log_loss as log_loss,
-)
-from .classification import (
-    second_class as second_class,
-)
 from .names import (
     GROUP_METRICS as GROUP_METRICS,
 )
@@ -59,24 +44,39 @@ from .ranking import (
 from .reading import (
     Link as Link,
 )
-from .regression import (
+from .rows import (
+    accuracy as accuracy,
+)
+from .rows import (
+    brier as brier,
+)
+from .rows import (
+    error as error,
+)
+from .rows import (
     gamma_deviance as gamma_deviance,
 )
-from .regression import (
+from .rows import (
+    log_loss as log_loss,
+)
+from .rows import (
     mae as mae,
 )
-from .regression import (
+from .rows import (
     mape as mape,
 )
-from .regression import (
+from .rows import (
     mse as mse,
 )
-from .regression import (
+from .rows import (
     poisson_deviance as poisson_deviance,
 )
-from .regression import (
+from .rows import (
     r2 as r2,
 )
-from .regression import (
+from .rows import (
     rmse as rmse,
+)
+from .rows import (
+    second_class as second_class,
 )

@@ -6,7 +6,6 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any
 
-from jboost.metrics.classification import accuracy, brier, error, log_loss
 from jboost.metrics.ranking import (
     auc,
     average_precision,
@@ -15,8 +14,12 @@ from jboost.metrics.ranking import (
     mrr,
     ndcg,
 )
-from jboost.metrics.regression import (
+from jboost.metrics.rows import (
+    accuracy,
+    brier,
+    error,
     gamma_deviance,
+    log_loss,
     mae,
     mape,
     mse,

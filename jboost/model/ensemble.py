@@ -18,7 +18,7 @@ from jboost.entry.attributes import make_attribute_error
 from jboost.entry.decorators import fetch, traceable
 from jboost.entry.messages import show_fields
 from jboost.model.nodes import Nodes, list_nodes
-from jboost.numerics.padding import is_large_elsewhere
+from jboost.numerics.arrays import is_large_elsewhere
 from jboost.tables.categories import Categories, column_values
 from jboost.tables.frames import Schema
 from jboost.tables.sparse import Absent

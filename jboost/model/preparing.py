@@ -27,7 +27,7 @@ from jboost.model.ensemble import (
 )
 from jboost.model.scores import make_ready
 from jboost.model.wide_thresholds import match_wide
-from jboost.numerics.padding import pad_rows, padded_size
+from jboost.numerics.arrays import pad_rows, padded_size
 from jboost.tables.categories import check_values
 from jboost.tables.frames import read_frame
 from jboost.tables.offsets import read_offset

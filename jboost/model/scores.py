@@ -24,8 +24,7 @@ from jboost.kernels import prediction
 from jboost.kernels.library import choose
 from jboost.kernels.prediction import ReadyModel, Rows, Trees, as_rows
 from jboost.model.ensemble import find_sharding, place
-from jboost.numerics.floats import flush_denormals
-from jboost.numerics.padding import pad_rows
+from jboost.numerics.arrays import flush_denormals, pad_rows
 from jboost.tables.categories import Categories, encode, goes_left
 
 _LINKED_ROWS = 64, 2**18  # smallest and largest block for inverse links

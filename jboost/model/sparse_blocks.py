@@ -21,7 +21,7 @@ from jboost.model.ensemble import Ensemble
 from jboost.model.preparing import ON_DEVICE, Task, check_columns, prepare_model
 from jboost.model.scores import make_ready
 from jboost.model.wide_thresholds import match_wide
-from jboost.numerics.padding import padded_size
+from jboost.numerics.arrays import padded_size
 from jboost.tables.categories import Categories
 from jboost.tables.offsets import read_offset
 from jboost.tables.sparse import check_gaps, read_rows

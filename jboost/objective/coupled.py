@@ -14,8 +14,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int32, UInt32
 
 from jboost.numerics.random import derive, hash_words
+from jboost.objective.evaluation import with_scores_first
 from jboost.objective.group_tracing import GroupLoss
-from jboost.objective.row_programs import with_scores_first
 from jboost.tables.groups import GroupTable, RowGroups
 
 _T = TypeVar("_T")

@@ -36,9 +36,9 @@ from jboost.entry.stages import (
     unless_idle,
 )
 from jboost.kernels.float_bits import exponent_above, power_of_two
+from jboost.numerics.arrays import middle_float
 from jboost.numerics.derivatives import differentiable
 from jboost.numerics.exact import sum_rows
-from jboost.numerics.floats import middle_float
 from jboost.objective.coupling import find_dependent
 from jboost.objective.evaluation import (
     Kinks,
@@ -47,10 +47,10 @@ from jboost.objective.evaluation import (
     hessian_matrices,
     loss_values,
     map_hessians,
+    with_scores_first,
 )
 from jboost.objective.jaxprs import MANY_SCORES
 from jboost.objective.minimum import GROWTH, JUMP, NOISE, Minimum, is_faded
-from jboost.objective.row_programs import with_scores_first
 
 _BISECTIONS = 34  # 32 halvings of the 2^32 float32 bit patterns, plus two
 

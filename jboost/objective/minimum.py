@@ -23,8 +23,8 @@ from jaxtyping import Array, ArrayLike, Bool, Float, Int8, Int32
 
 from jboost.entry.stages import elementwise, for_branches, is_any, repeat_while
 from jboost.kernels.float_bits import power_of_two
+from jboost.numerics.arrays import middle_float
 from jboost.numerics.derivatives import round_alone
-from jboost.numerics.floats import middle_float
 
 GROWTH = 16.0  # factor from one probe to the next while bracketing
 _TURNS = 128  # iterations after the probes; bisection alone needs 2 * 32

@@ -13,7 +13,7 @@ from jaxtyping import Int32
 
 from jboost.model.ensemble import Ensemble, map_rounds
 from jboost.model.predicting import leaf_indices
-from jboost.numerics.padding import pad_rows
+from jboost.numerics.arrays import pad_rows
 from jboost.tables.categories import check_values, describe_column, encode
 from jboost.tables.domains import check_domain, warn_of_collisions
 from jboost.tables.frames import read_frame

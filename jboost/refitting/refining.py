@@ -28,9 +28,9 @@ from jboost.losses.names import widen_loss
 from jboost.model.ensemble import Ensemble, check_model
 from jboost.numerics.derivatives import weigh
 from jboost.numerics.exact import sum_channels, sum_rows
+from jboost.objective.evaluation import with_scores_first
 from jboost.objective.faults import describe_lost_slope
 from jboost.objective.jaxprs import Program, trace_program
-from jboost.objective.row_programs import with_scores_first
 from jboost.objective.tracing import trace_loss
 from jboost.refitting.model_rows import ModelRows, find_leaves, read_rows
 from jboost.tables.targets import match_targets

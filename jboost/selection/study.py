@@ -37,7 +37,7 @@ from jboost.codes.bins import Bins
 from jboost.entry.context import current_implementation
 from jboost.entry.decorators import fetch
 from jboost.entry.programs import FULL, compiled
-from jboost.numerics.padding import padded_size
+from jboost.numerics.arrays import padded_size
 from jboost.objective.evaluation import Objective, loss_values
 from jboost.objective.faults import warn_of_lost_rows
 from jboost.objective.group_tracing import GroupLoss
@@ -62,8 +62,7 @@ from jboost.training.starting import (
     refuse_rows,
     refuse_unbounded,
 )
-from jboost.trees.initial import MedianStart
-from jboost.trees.slopes import is_unbounded
+from jboost.trees.initial import MedianStart, is_unbounded
 from jboost.trees.tree import Tree
 
 _LEAST_RUNS = 8  # fewer are padded, so that small numbers of runs share a program
@@ -112,7 +111,7 @@ class StartCheck(NamedTuple):
     Attributes:
       found, row, value: whether the loss of a row of positive weight is not finite; the
         first such row, and its loss.
-      endless: the result of :func:`jboost.trees.slopes.is_unbounded`.
+      endless: the result of :func:`jboost.trees.initial.is_unbounded`.
     """
 
     found: Bool[Array, ""]

@@ -22,7 +22,7 @@ from jboost.entry.exchanges import (
     num_processes,
     process_number,
 )
-from jboost.numerics.padding import padded_size
+from jboost.numerics.arrays import padded_size
 from jboost.sketches.sketch import (
     EMPTY,
     FAN,

@@ -24,7 +24,7 @@ from jboost.entry import checks
 from jboost.entry.checks import as_array, fill_mask
 from jboost.entry.decorators import on_host
 from jboost.entry.messages import show, show_fields
-from jboost.numerics.floats import flush_denormals
+from jboost.numerics.arrays import flush_denormals
 from jboost.tables.frames import read_frame, read_values
 
 

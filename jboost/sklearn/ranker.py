@@ -12,7 +12,7 @@ from jboost.entry.messages import show
 from jboost.losses import GROUP_LOSSES, concordance, cox
 from jboost.losses.groups import check_relevances
 from jboost.metrics import ndcg
-from jboost.numerics.ids import number_ids, read_ids
+from jboost.numerics.arrays import number_ids, read_ids
 from jboost.sklearn.estimators import (
     Boosting,
     check_rows,

@@ -27,7 +27,6 @@ from jboost.streams.block_rounds import (
     make_programs,
     share_derivatives,
 )
-from jboost.streams.block_tables import BlockTable, load_rows, shape_rows
 from jboost.streams.blocks import BlockSet
 from jboost.streams.folders import (
     added_bytes,
@@ -37,7 +36,13 @@ from jboost.streams.folders import (
     trim_heap,
 )
 from jboost.streams.growth import make_grower
-from jboost.streams.writing import Options, write_table
+from jboost.streams.writing import (
+    BlockTable,
+    Options,
+    load_rows,
+    shape_rows,
+    write_table,
+)
 from jboost.tables.domains import check_domain
 from jboost.tables.frames import RowSource, Schema
 from jboost.training.chunks import Job, no_trees

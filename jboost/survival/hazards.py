@@ -16,7 +16,7 @@ from jboost.entry.decorators import on_host, traceable
 from jboost.entry.messages import show
 from jboost.losses.groups import check_names, check_times, log
 from jboost.losses.survival import ROOT, Ties, find_risk_sets, scale_risks, sum_risks
-from jboost.numerics.ids import number_ids, read_ids
+from jboost.numerics.arrays import number_ids, read_ids
 
 
 def read_rows(targets: Any, weights: Any, entries: bool) -> dict[str, Any]:

@@ -17,8 +17,7 @@ from jaxtyping import Array, Float, Int32, Shaped
 
 from jboost.entry.checks import fill_mask
 from jboost.entry.messages import show
-from jboost.numerics.ids import number_ids, read_ids
-from jboost.numerics.padding import padded_size
+from jboost.numerics.arrays import number_ids, padded_size, read_ids
 from jboost.tables.columns import Column, is_gap, list_levels, read_numbers
 from jboost.tables.frames import find_columns, find_frame
 from jboost.tables.sparse import is_sparse

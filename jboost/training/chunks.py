@@ -49,7 +49,7 @@ from jboost.entry.programs import (
     num_made,
 )
 from jboost.entry.stages import run_in_stages
-from jboost.numerics.packing import count_words, unpack
+from jboost.numerics.arrays import count_words, unpack
 from jboost.objective.evaluation import loss_values
 from jboost.training.rows import PaddedRows
 from jboost.training.sharded import compile_round

@@ -94,7 +94,7 @@ def adopt_categories(model: Ensemble, categories: Categories | None) -> Ensemble
     Args:
       model: the model that training continues.
       categories: the categories of its training rows, then those of the new rows, from
-        :func:`jboost.codes.category_codes.fit_categories`.
+        :func:`jboost.codes.binning.fit_categories`.
     """
     known = model.categories
     if known is None and categories is None:

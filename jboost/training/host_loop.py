@@ -269,7 +269,7 @@ def check_first(
     if reason is not None:
         number = record.num_rounds
         message = f"training learned nothing in round {number}{place}: {reason}"
-        raise TrainingError(message, record, number, *fold)
+        raise TrainingError(message, record, number, fold)
 
 
 def _keep(checkpoint, record, position, over, final):

@@ -160,7 +160,9 @@ class TrainingError(RuntimeError):
     model: Ensemble
     history: History
 
-    def __init__(self, message: str, record: "Record", round: int, *fold: int):
+    def __init__(
+        self, message: str, record: "Record", round: int, fold: tuple[int, ...] = ()
+    ):
         super().__init__(message)
         self.round, self.history = round, record.history(fold=fold)
         self.model = record.model(record.num_rounds, *fold)
@@ -415,7 +417,7 @@ class Record:
             f"and .history hold {kept}",
             self,
             number,
-            *fold,
+            fold,
         )
 
     def model(self, num_rounds: int, *fold: int) -> Ensemble:

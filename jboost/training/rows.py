@@ -28,7 +28,7 @@ from jboost.entry.exchanges import (
     num_processes,
 )
 from jboost.entry.messages import show
-from jboost.numerics.padding import pad_rows, padded_size
+from jboost.numerics.arrays import pad_rows, padded_size
 from jboost.tables.categories import check_values
 from jboost.tables.domains import warn_of_rounding
 from jboost.tables.frames import Schema, read_frame

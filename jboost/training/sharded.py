@@ -35,7 +35,7 @@ from jboost.boosting.state import Arrays, StartPoint
 from jboost.entry.collectives import Shards
 from jboost.entry.exchanges import gather_numbers
 from jboost.entry.programs import Compiled, compiled
-from jboost.numerics.padding import pad_rows, padded_size
+from jboost.numerics.arrays import pad_rows, padded_size
 
 _SMALL_SIZES = (256, 1024, 2048, 4096, 8192)
 

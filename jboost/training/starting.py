@@ -46,8 +46,14 @@ from jboost.training.chunks import Job, Position, choose_effort, no_trees
 from jboost.training.record import UNNAMED, Record
 from jboost.training.rows import PaddedRows
 from jboost.training.sharded import compile_for_rows, compile_start
-from jboost.trees.initial import START_RULES, MedianStart
-from jboost.trees.slopes import Slopes, count_group_slopes, count_slopes, is_unbounded
+from jboost.trees.initial import (
+    START_RULES,
+    MedianStart,
+    Slopes,
+    count_group_slopes,
+    count_slopes,
+    is_unbounded,
+)
 from jboost.trees.tree import LeafSums, Tree
 
 
