@@ -8,19 +8,18 @@ units. Powers of two change no bit; other numbers change what float32 rounds.
 
 from functools import partial
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
+from tables import ROWS, SMALL, make_columns
 
 import jboost as jb
 
 L = jb.losses
-ROWS, ROUNDS = 240, 8
 RNG = np.random.default_rng(0)
-X = RNG.normal(size=(ROWS, 3)).astype(np.float32)
+X = make_columns()
 Z = (X[:, 0] + np.sin(2 * X[:, 1])).astype(np.float32)
 NOISE = RNG.normal(size=ROWS).astype(np.float32) * np.exp(X[:, 2] / 2)
 FEW = settings(
@@ -33,21 +32,6 @@ def gaussian(s, y):
     return s[1] + jnp.exp(-2 * s[1]) * (y - s[0]) ** 2 / 2
 
 
-def student(s, y):
-    """Student's t: center, logarithms of the scale and of the degrees of freedom."""
-    half = jnp.exp(s[2]) / 2
-    normal = jax.lax.lgamma(half) - jax.lax.lgamma(half + 0.5) + s[2] / 2 + s[1]
-    ratio = (y - s[0]) ** 2 * jnp.exp(-2 * s[1] - s[2])
-    return normal + (half + 0.5) * jnp.log1p(ratio)
-
-
-def gamma(s, y):
-    """The gamma distribution: logarithms of mean and shape."""
-    shape = jnp.exp(s[1])
-    ratio = jnp.exp(jnp.log(y) - s[0])
-    return jax.lax.lgamma(shape) + shape * (ratio + s[0] - s[1]) - shape * jnp.log(y)
-
-
 def coupled(s, y):
     """Squared error of a product and of a sum, which shares no unit with it."""
     return (s[0] * s[1] - y) ** 2 + (s[0] + 3 * s[1] - y) ** 2 / 8
@@ -58,22 +42,20 @@ LOSSES = {
     "squared": (L.squared_error, Z + NOISE, 1, 0.5),
     "logistic": (L.logistic, (Z + NOISE > 0).astype(np.float32), 1, 0.5),
     "gaussian": (gaussian, Z + NOISE, 2, (0.5, 0.25)),
-    "gamma": (gamma, np.exp((Z + NOISE) / 2), 2, (0.5, 0.25)),
     "coupled": (coupled, Z + NOISE + 3, 2, (1.5, 1.25)),
-    "student": (student, Z + NOISE, 3, (0.5, 0.25, 1.5)),
     "softmax": (L.softmax, np.digitize(Z, [-1, 1]).astype(np.int32), 3, (0.5, 0.25, 0)),
 }
 
 
 def train(loss, y, num_scores, **others):
-    settings = dict(num_rounds=ROUNDS, max_depth=3, num_scores=num_scores) | others
+    settings = SMALL | dict(num_scores=num_scores) | others
     model, history = jb.fit(X, y, loss, **settings)
     return model, np.asarray(jb.predict(model, X)), np.asarray(history.train_loss)
 
 
 def in_units(loss, units, shifts, factor):
     """The loss of scores s = unit s' + shift, times a factor."""
-    units, shifts = jnp.asarray(units), jnp.asarray(shifts)
+    units, shifts, factor = map(jnp.float32, (units, shifts, factor))
 
     def scaled(score, target):
         return factor * loss(units * score + shifts, target)
@@ -140,12 +122,17 @@ GROWTHS = {
     "plain": {},
     "in XLA": dict(implementation="xla"),
     "sorted": dict(candidates="exact"),
-    "monotone": dict(monotone=(1, 0, 0), max_depth=4),
+    "monotone": dict(monotone=(1, 0, 0)),
 }
 
 
-@pytest.mark.parametrize("growth", GROWTHS)
-@pytest.mark.parametrize("name", RESIDUALS)
+@pytest.mark.parametrize(
+    ("name", "growth"),
+    [
+        *(("squared_error", growth) for growth in GROWTHS), ("expectile", "plain"),
+        ("absolute_error", "monotone"), ("quantile", "plain"),
+    ],
+)  # fmt: skip
 def test_targets_may_be_multiplied_by_any_power_of_two(name, growth):
     loss, powers = RESIDUALS[name]
     start = dict(init_score=0.0) if name == "expectile" else {}  # bisection rounds it
@@ -172,23 +159,25 @@ def test_units_of_positive_targets_shift_the_scores(loss):
         assert np.corrcoef(other, own)[0, 1] > 0.99
 
 
-@pytest.mark.parametrize("power", [-100, -60, 60, 90])
-def test_weights_may_be_multiplied_by_any_power_of_two(power):
+def test_weights_may_be_multiplied_by_any_power_of_two():
     """Where l2 is a weight of rows, of which those below 1 are the unit."""
-    unit = np.float32(2.0**power)
-    models = [
-        train(
+
+    def run(weight):
+        return train(
             L.huber, Z + NOISE, 1, sample_weight=np.full(ROWS, weight),
             l2=max(weight, 1), min_child_weight=max(weight, 1),
-        )
-        for weight in (np.float32(1), unit)
-    ]  # fmt: skip
-    own, other = (np.asarray(found) for _, found, _ in models)
-    np.testing.assert_allclose(own, other, rtol=1e-6, atol=1e-6)
+        )[1]  # fmt: skip
+
+    own = run(np.float32(1))
+    for power in (-100, -60, 60, 90):
+        other = run(np.float32(2.0**power))
+        np.testing.assert_allclose(own, other, rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("loss", [L.squared_error, L.absolute_error, L.huber])
-@pytest.mark.parametrize("share", [1 / ROWS, 0.01, 0.7])
+@pytest.mark.parametrize(
+    ("loss", "share"),
+    [(L.squared_error, 1 / ROWS), (L.absolute_error, 0.01), (L.huber, 0.7)],
+)
 def test_weights_below_one_are_counted_in_their_mean(loss, share):
     """Also by limits that are no defaults; weights may differ from row to row."""
     weights = RNG.uniform(0.5, 1.5, size=ROWS)
@@ -203,55 +192,40 @@ def test_weights_below_one_are_counted_in_their_mean(loss, share):
     np.testing.assert_allclose(own, other, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("shift", [-3.0, 100.0])
-def test_targets_of_several_scores_may_be_shifted(shift):
+def test_targets_of_several_scores_may_be_shifted():
     def pinball(scores, target):
-        tau = jnp.array([0.1, 0.5, 0.9])
-        return jnp.sum(
-            jnp.maximum(tau * (target - scores), (tau - 1) * (target - scores))
-        )
+        tau = jnp.array([0.1, 0.9])
+        error = target - scores
+        return jnp.sum(jnp.maximum(tau * error, (tau - 1) * error))
 
-    own, other = (train(pinball, Z + NOISE + by, 3)[1] for by in (0.0, shift))
-    np.testing.assert_allclose(other - shift, own, atol=1e-3 * np.std(own))
+    own = train(pinball, Z + NOISE, 2)[1]
+    for shift in (-3.0, 100.0):
+        other = train(pinball, Z + NOISE + np.float32(shift), 2)[1]
+        np.testing.assert_allclose(other - shift, own, atol=1e-3 * np.std(own))
 
 
-@pytest.mark.parametrize("outlier", [1e9, 1e20, -1e30])
 @pytest.mark.parametrize("loss", [L.absolute_error, L.huber, L.log_cosh])
-def test_one_outlier_does_not_keep_robust_losses_from_learning(loss, outlier):
-    y = Z + NOISE
-    far = np.where(np.arange(ROWS) == 7, np.float32(outlier), y)
-    settings = dict(num_rounds=30, learning_rate=0.3)
-    error = [
-        np.abs(train(loss, target, 1, **settings)[1] - y)[np.arange(ROWS) != 7].mean()
-        for target in (y, far)
-    ]
-    assert error[1] < 1.2 * error[0] < 0.6 * np.abs(y).mean()
+def test_one_outlier_does_not_keep_robust_losses_from_learning(loss):
+    y, others = Z + NOISE, np.arange(ROWS) != 7
+
+    def error_of(targets):
+        found = train(loss, targets, 1, num_rounds=30, learning_rate=0.3)[1]
+        return np.abs(found - y)[others].mean()
+
+    own = error_of(y)
+    assert own < 0.5 * np.abs(y).mean()
+    for outlier in np.float32([1e9, 1e20, -1e30]):
+        assert error_of(np.where(others, y, outlier)) < 1.2 * own
 
 
 @pytest.mark.parametrize("loss", [L.huber, L.log_cosh, L.pseudo_huber])
-@pytest.mark.parametrize("unit", [1e-30, 1e-10, 1e10, 1e18])
-def test_losses_with_a_unit_of_their_own_learn_far_from_it(loss, unit):
+def test_losses_with_a_unit_of_their_own_learn_far_from_it(loss):
     """Small residuals are squared, large ones are absolute."""
-    y, plain = Z + NOISE, L.squared_error if unit < 1 else L.absolute_error
-    settings = dict(num_rounds=30, learning_rate=0.3)
-    _, expected, _ = train(plain, y, 1, **settings)
-    _, found, _ = train(loss, y * np.float32(unit), 1, **settings)
-    assert np.corrcoef(found, expected)[0, 1] > 0.95
-
-
-FAMILIES = {
-    # A loss, its targets, and the change of the loss if targets are multiplied by u.
-    "gaussian": (gaussian, Z + NOISE, np.log),
-    "student": (student, Z + NOISE, np.log),
-    "gamma": (gamma, np.exp((Z + NOISE) / 2), lambda u: 0.0),
-}
-
-
-@pytest.mark.parametrize("name", FAMILIES)
-def test_targets_may_have_any_unit(name):
-    loss, y, change = FAMILIES[name]
-    num_scores = LOSSES[name][2]
-    _, _, losses = train(loss, y, num_scores)
-    for unit in (1e5, 100.0, 0.1, 0.01):
-        _, _, others = train(loss, y * np.float32(unit), num_scores)
-        np.testing.assert_allclose(others - change(unit), losses, atol=2e-5)
+    y, settings = Z + NOISE, dict(num_rounds=30, learning_rate=0.3)
+    expected = [
+        train(plain, y, 1, **settings)[1]
+        for plain in (L.squared_error, L.absolute_error)
+    ]
+    for unit in np.float32([1e-30, 1e-10, 1e10, 1e18]):
+        _, found, _ = train(loss, y * unit, 1, **settings)
+        assert np.corrcoef(found, expected[int(unit > 1)])[0, 1] > 0.95
