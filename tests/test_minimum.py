@@ -53,47 +53,70 @@ SCALES = 10.0 ** np.arange(-20, 21)
 SIGNED = np.concatenate([SCALES, -SCALES]).astype(np.float32)
 
 
-@pytest.mark.parametrize("step", [2.0**-20, 1.0])
 @pytest.mark.parametrize("power", ["smooth", "kinked"])
-def test_minima_of_every_scale(step, power, find):
-    """Steps grow from a fraction of the scale, and shrink to it, alike."""
+def test_minima_of_every_scale(power, find):
+    """Steps grow from a fraction of the scale, and shrink to it, alike.
+
+    A far start is no obstacle where c - 1e-20 rounds to c: there is nothing to lose.
+    """
+    size, count = np.abs(SIGNED), len(SIGNED)
+    start = np.repeat([0.0, 0.0, 1e18], count)
+    step = np.concatenate([2.0**-20 * size, size, np.full(count, 1e15)])
+    wanted = np.arange(3 * count) < (3 if power == "smooth" else 2) * count
+    points = np.tile(SIGNED, 3)
 
     def slope(c):
-        return jnp.sign(c - SIGNED) if power == "kinked" else c - SIGNED
+        return jnp.sign(c - points) if power == "kinked" else c - points
 
-    found = find(slope, step=step * np.abs(SIGNED))
-    assert found.strict.all() and not found.jump.any()
+    found = find(slope, start=start, step=step, wanted=wanted)
+    assert found.strict[wanted].all() and not found.jump[wanted].any()
     # Neighbouring floats around the sign change: half a unit in the last place.
-    np.testing.assert_allclose(found.point, SIGNED, rtol=2.0**-23)
+    near, far = np.split(found.point, [2 * count])
+    np.testing.assert_allclose(near, points[: 2 * count], rtol=2.0**-23)
+    if power == "smooth":
+        np.testing.assert_allclose(far, SIGNED, rtol=2.0**-22)
 
 
-def test_a_far_start_is_no_obstacle(find):
-    found = find(lambda c: c - SIGNED, start=np.full_like(SIGNED, 1e18), step=1e15)
+def side_by_side(slopes):
+    """One slope, and so one program, of problems in blocks of equal size."""
+
+    def slope(c):
+        parts = jnp.split(c, len(slopes))
+        return jnp.concatenate([of(p) for of, p in zip(slopes, parts, strict=True)])
+
+    return slope
+
+
+# Slope, four starts, and the minimum.
+MINIMA = {
+    "zero": (lambda c: c, (3, 1, -2, 0), 0.0),
+    "middle of a flat interval": (slope_of([(2, 0), (5, 1)]), (-9, 2.5, 4, 30), 3.5),
+    # sigmoid rounds to 1e-7 near 1/4, where its slope is 3/16
+    "soft logistic target": (
+        lambda c: jax.nn.sigmoid(c) - 0.25, (0, 0, 1, -1), -np.log(3),
+    ),
+    # |c - 3|^1.5 would have a finite slope; 1/c has none at 0.
+    "infinite slope": (
+        lambda c: jnp.where(c <= 0, -jnp.inf, c - 1 / c), (0, 0, -1, 2), 1.0,
+    ),
+}  # fmt: skip
+
+
+def test_known_minima_are_found(find):
+    slopes, starts, points = zip(*MINIMA.values(), strict=True)
+    found = find(side_by_side(slopes), start=np.ravel(starts), step=0.5)
     assert found.strict.all()
-    # c - 1e-20 rounds to c as soon as c is 1e8 times as large: nothing to lose.
-    np.testing.assert_allclose(found.point, SIGNED, rtol=2.0**-22)
-
-
-def test_zero_is_a_minimum(find):
-    found = find(lambda c: c, start=3.0)
-    assert found.strict.all()
-    assert abs(found.point[0]) < np.finfo(np.float32).tiny  # denormals count as 0
-
-
-def test_the_midpoint_of_a_flat_interval(find):
-    found = find(slope_of([(2, 0), (5, 1)]), start=np.float32([-9, 2.5, 4, 30]))
-    assert found.strict.all()
-    np.testing.assert_allclose(found.point, 3.5, rtol=1e-6)  # two neighbouring floats
+    tiny = np.finfo(np.float32).tiny  # denormals count as 0
+    np.testing.assert_allclose(found.point, np.repeat(points, 4), rtol=1e-6, atol=tiny)
 
 
 def test_a_jump_to_zero_is_an_edge(find):
     """Hinge: downhill until 1, then flat for ever."""
-    found = find(slope_of([(1, 0)]), start=np.float32([-5, 0, 1, 7]))
+    edge = slope_of([(1, 0)])
+    starts = np.float32([-5, 0, 1, 7, -7, 0, 5, -1])
+    found = find(side_by_side([edge, lambda c: -edge(-c)]), start=starts)
     assert found.jump.all() and not found.strict.any()
-    np.testing.assert_allclose(found.point, 1, rtol=1e-6)
-    mirrored = find(lambda c: -slope_of([(1, 0)])(-c), start=np.float32([-7, 0, 5]))
-    assert mirrored.jump.all()
-    np.testing.assert_allclose(mirrored.point, -1, rtol=1e-6)
+    np.testing.assert_allclose(found.point, [1] * 4 + [-1] * 4, rtol=1e-6)
 
 
 ENDLESS = {
@@ -107,40 +130,23 @@ ENDLESS = {
 
 
 def test_nothing_is_found_where_nothing_is(find):
-    """All of them side by side, in one program."""
-
-    def slope(c):
-        parts = jnp.split(c, len(ENDLESS))
-        return jnp.concatenate(
-            [of(part) for of, part in zip(ENDLESS.values(), parts, strict=True)]
-        )
-
-    found = find(slope, start=np.tile(np.float32([0, 0.5, -3]), len(ENDLESS)))
+    starts = np.tile(np.float32([0, 0.5, -3]), len(ENDLESS))
+    found = find(side_by_side([*ENDLESS.values()]), start=starts)
     found = found.strict.reshape(-1, 3), found.jump.reshape(-1, 3)
     for name, strict, jump in zip(ENDLESS, *found, strict=True):
         assert not strict.any() and not jump.any(), name
 
 
-def test_a_soft_logistic_target_has_a_minimum(find):
-    found = find(lambda c: jax.nn.sigmoid(c) - 0.25)
-    assert found.strict.all()
-    # sigmoid rounds to 1e-7 near 1/4, where its slope is 3/16
-    np.testing.assert_allclose(found.point, -np.log(3), rtol=1e-6)
-
-
 def test_bounds_are_respected():
-    """Outside them the slope is not even a number."""
+    """Outside them the slope is not even a number; a minimum may be at a bound."""
+    high, points = np.float32([1, 1, 1, 1, 2]), np.float32([0.3] * 4 + [2])
 
     def slope(c):
-        return jnp.where((c >= 0) & (c <= 1), c - 0.3, jnp.nan)
+        return jnp.where((c >= 0) & (c <= high), c - points, jnp.nan)
 
-    found = find_few(slope, start=np.float32([0, 1, 0.3, 0.9]), low=0.0, high=1.0)
-    np.testing.assert_allclose(found.point, 0.3, rtol=1e-6)
-
-
-def test_a_minimum_at_a_bound():
-    found = find_few(lambda c: c - 2, start=0.0, low=0.0, high=2.0)
-    np.testing.assert_allclose(found.point, 2, rtol=1e-6)
+    starts = np.float32([0, 1, 0.3, 0.9, 0])
+    found = find_few(slope, start=starts, low=0.0, high=high)
+    np.testing.assert_allclose(found.point, points, rtol=1e-6)
 
 
 def test_problems_not_wanted_stay_at_their_start(find):
@@ -148,13 +154,6 @@ def test_problems_not_wanted_stay_at_their_start(find):
     found = find(lambda c: c - 4, start=np.float32([0, 0]), wanted=wanted)
     assert found.strict.tolist() == [True, False]
     np.testing.assert_allclose(found.point, [4, 0], rtol=1e-6)
-
-
-def test_infinite_slopes_bracket_too(find):
-    """|c - 3|^1.5 would have a finite slope; 1/c has none at 0."""
-    found = find(lambda c: jnp.where(c <= 0, -jnp.inf, c - 1 / c), step=0.5)
-    assert found.strict.all()
-    np.testing.assert_allclose(found.point, 1, rtol=1e-6)
 
 
 SMOOTH = {
