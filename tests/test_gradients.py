@@ -14,6 +14,10 @@ import numpy as np
 import pytest
 
 import jboost as jb
+from jboost.objective.evaluation import Objective
+from jboost.objective.minimizers import locate_minimizers
+from jboost.objective.tracing import trace_loss
+from jboost.trees.leaves import LeafProblems, solve_groups
 
 N, F, T, DEPTH = 160, 3, 4, 2
 KEY = jax.random.key(3)
@@ -34,13 +38,12 @@ TABLES = {
     ),
 }  # fmt: skip
 DIRECTION = {
-    "p": np.float32(1),
-    "l2": np.float32(1),
+    "p": np.float32(1), "l2": np.float32(1), "start": np.float32(1),
     "rate": RNG.normal(size=T).astype(np.float32),
     "weight": RNG.normal(size=N).astype(np.float32),
     "y": RNG.normal(size=N).astype(np.float32),
     "offset": RNG.normal(size=N).astype(np.float32),
-}
+}  # fmt: skip
 
 
 class Reference(NamedTuple):
@@ -93,9 +96,9 @@ def concentrate(loss, gradient, curvature, weight):
     return share @ information**2
 
 
-def replay(loss, inputs, leaves, *, solver, start=None, bags=None):
+def replay(loss, inputs, leaves, *, solver, bags=None):
     """Trains with given leaves; returns the scores of the rows."""
-    y, weight, p = inputs["y"], inputs["weight"], inputs["p"]
+    y, weight, p, start = (inputs.get(key) for key in ("y", "weight", "p", "start"))
     score = inputs["offset"].copy()
     if start is None:
 
@@ -152,6 +155,14 @@ def huber(p):
     return loss
 
 
+def square(p):
+    return lambda s, t: p * (s - t) ** 2
+
+
+def logistic(p):
+    return lambda s, t: jnp.logaddexp(0.0, p * s) - t * p * s
+
+
 HUBER = Reference(
     lambda s, y, p: np.where(
         abs(s - y) < p, (s - y) ** 2 / 2, p * (abs(s - y) - p / 2)
@@ -201,38 +212,29 @@ NOISY = (SIGNAL + RNG.standard_t(3, size=N) * 0.4).astype(np.float32)
 COUNTS = RNG.poisson(np.exp(SIGNAL / 3)).astype(np.float32) + np.float32(0.5)
 BINARY = (SIGNAL + RNG.logistic(size=N) * 0.5 > 0).astype(np.float32)
 CASES = {
-    "squared": Case(
-        lambda p: lambda s, t: p * (s - t) ** 2, SQUARED, 0.7, NOISY, {}, "newton"
-    ),
     "squared in plain XLA": Case(
-        lambda p: lambda s, t: p * (s - t) ** 2, SQUARED, 0.7, NOISY,
-        dict(subsample=0.6, colsample_bynode=0.7), "newton", implementation="xla",
+        square, SQUARED, 0.7, NOISY, dict(subsample=0.6, colsample_bynode=0.7),
+        "newton", implementation="xla", table="mixed",
     ),
-    "categories and missing values": Case(
-        lambda p: lambda s, t: p * (s - t) ** 2, SQUARED, 0.7, NOISY, {}, "newton",
-        table="mixed",
-    ),
-    "huber": Case(huber, HUBER, 0.6, NOISY, {}, "guarded"),
     "huber, exact": Case(
         huber, HUBER, 0.6, NOISY, dict(leaf_solver="exact"), "exact", 0.1
     ),
-    "logistic": Case(
-        lambda p: lambda s, t: jnp.logaddexp(0.0, p * s) - t * p * s,
-        LOGISTIC, 1.3, BINARY, dict(leaf_solver="newton"), "newton", 0.2,
-    ),
     "poisson": Case(
         lambda p: lambda s, t: jnp.exp(p * s) - t * p * s,
-        POISSON, 1.2, COUNTS, {}, "guarded", 0.3,
+        POISSON, 1.2, COUNTS, {}, "guarded",
     ),
     "quantile": Case(
         lambda p: lambda s, t: jnp.maximum(p * (t - s), (1 - p) * (s - t)),
         QUANTILE, 0.3, NOISY, {}, "quantile",
     ),
+    "logistic": Case(
+        logistic, LOGISTIC, 1.3, BINARY, dict(leaf_solver="newton"), "newton", 0.2
+    ),
 }  # fmt: skip
 
 
 def run(case, inputs):
-    start = {} if case.start is None else dict(init_score=case.start)
+    start = dict(init_score=inputs["start"]) if "start" in inputs else {}
     codes, settings = TABLES[case.table][2:]
     return jb.boost(
         codes, inputs["y"], case.loss(inputs["p"]), KEY, num_rounds=T, max_depth=DEPTH,
@@ -261,6 +263,8 @@ def test_gradients_agree_with_central_differences(name):
         weight=rng.uniform(0.5, 2, N).astype(np.float32), y=case.y,
         offset=rng.normal(size=N).astype(np.float32) * np.float32(0.1),
     )  # fmt: skip
+    if case.start is not None:
+        inputs["start"] = np.float32(case.start)
     measure = rng.normal(size=N).astype(np.float32)
     share = case.settings.get("subsample")
     if share is None:
@@ -276,7 +280,7 @@ def test_gradients_agree_with_central_differences(name):
     x, bins, *_ = TABLES[case.table]
     leaves = np.asarray(jb.leaf_indices(jb.to_ensemble(trees, bins), x))
     again = partial(
-        replay, case.reference, leaves=leaves, solver=case.solver, start=case.start,
+        replay, case.reference, leaves=leaves, solver=case.solver,
         bags=find_bags(share) if share else None,
     )  # fmt: skip
 
@@ -285,31 +289,33 @@ def test_gradients_agree_with_central_differences(name):
         return np.mean(measure.astype(np.float64) * again(doubles) ** 2)
 
     np.testing.assert_allclose(value, reference(), rtol=1e-4)
-    for key, direction in DIRECTION.items():
+    for key in inputs:
         if name == "quantile" and key in ("p", "weight", "l2"):
             # It is piecewise constant in these.
             np.testing.assert_allclose(gradient[key], 0.0, atol=1e-5)
             continue
-        wide = np.float64(direction) * 1e-6
+        wide = np.float64(DIRECTION[key]) * 1e-6
         difference = reference(**{key: inputs[key] + wide}) - reference(
             **{key: inputs[key] - wide}
         )
-        got = np.sum(gradient[key] * direction)
+        got = np.sum(gradient[key] * DIRECTION[key])
         np.testing.assert_allclose(
             got, difference / 2e-6, rtol=1e-4, atol=1e-6, err_msg=key
         )
 
 
 def test_steps_have_the_derivatives_of_boost():
+    """Backward through the steps, forward through the loop."""
+    loss, rate = jb.losses.squared_error, jnp.float32(0.4)
+
     def whole(rate):
-        trees, scores = jb.boost(
-            CODES, NOISY, jb.losses.squared_error, KEY, num_rounds=3, max_depth=DEPTH,
-            learning_rate=rate, l2=rate,
+        _, scores = jb.boost(
+            CODES, NOISY, loss, KEY, num_rounds=3, max_depth=DEPTH, learning_rate=rate,
+            l2=rate,
         )  # fmt: skip
-        return jnp.mean(scores**3), trees
+        return jnp.mean(scores**3)
 
     def stepped(rate):
-        loss = jb.losses.squared_error
         state = jb.init(CODES, NOISY, loss, KEY)
         for _ in range(3):
             state, _ = jb.boost_step(
@@ -317,64 +323,54 @@ def test_steps_have_the_derivatives_of_boost():
             )
         return jnp.mean(state.scores**3)
 
-    rate = jnp.float32(0.4)
-    (slope, _), by_step = (
-        jax.jit(jax.grad(whole, has_aux=True))(rate),
-        jax.grad(stepped),
-    )
-    np.testing.assert_allclose(jax.jit(by_step)(rate), slope, rtol=1e-6)
-    np.testing.assert_allclose(
-        jax.jvp(stepped, (rate,), (jnp.float32(1),))[1], slope, rtol=1e-5
-    )
+    slope = jax.jit(lambda rate: jax.jvp(whole, (rate,), (rate / rate,))[1])(rate)
+    np.testing.assert_allclose(jax.jit(jax.grad(stepped))(rate), slope, rtol=1e-5)
 
 
 def test_hessians_and_batches_of_gradients():
-    """Forward over reverse, and vmap, against differences of gradients."""
+    """Forward over reverse under vmap, against differences of values and gradients.
 
-    def total(numbers):
-        p, rate = numbers
-        trees, scores = jb.boost(
-            CODES, BINARY, lambda s, t: jnp.logaddexp(0.0, p * s) - t * p * s, KEY,
-            num_rounds=2, max_depth=DEPTH, learning_rate=rate, init_score=0.0,
-            leaf_solver="newton",
-        )  # fmt: skip
-        return jnp.mean(scores**3), trees.trees
-
-    here, step = jnp.array([0.9, 0.4]), jnp.array([0.0, 2e-3])
-    slopes = jax.jit(jax.grad(total, has_aux=True))
-    hessian, _ = jax.jit(jax.hessian(total, has_aux=True))(here)
-    np.testing.assert_allclose(hessian, hessian.T, rtol=1e-4)
-    (after, trees), (before, others) = slopes(here + step), slopes(here - step)
-    np.testing.assert_array_equal(trees.feature, others.feature)
-    np.testing.assert_array_equal(trees.threshold, others.threshold)
-    np.testing.assert_allclose(hessian[1], (after - before) / 4e-3, rtol=1e-3)
-    both = jax.jit(jax.vmap(slopes))(jnp.stack([here + step, here - step]))[0]
-    np.testing.assert_allclose(both, [after, before], rtol=1e-5)
-
-
-def test_rows_of_weight_zero_may_hold_anything():
+    Rows of weight zero may hold anything.
+    """
     lost = np.arange(N) < 9
     y = jnp.asarray(np.where(lost, np.nan, BINARY))
     weight = jnp.asarray(np.where(lost, 0.0, 1.0), jnp.float32)
 
-    def total(p, weight, y):
-        _, scores = jb.boost(
-            CODES, y, lambda s, t: jnp.logaddexp(0.0, p * s) - t * p * s, KEY,
-            num_rounds=2, max_depth=DEPTH, init_score=0.0, leaf_solver="newton",
-            sample_weight=weight,
+    def total(numbers, weight):
+        p, rate = numbers
+        trees, scores = jb.boost(
+            CODES, y, logistic(p), KEY, num_rounds=2, max_depth=DEPTH, init_score=0.0,
+            learning_rate=rate, leaf_solver="newton", sample_weight=weight,
         )  # fmt: skip
-        return jnp.sum(scores**2, where=~lost)
+        return jnp.mean(scores**3, where=~lost), trees.trees
 
-    by_p, by_weight = jax.jit(jax.grad(total, (0, 1)))(jnp.float32(1.3), weight, y)
-    assert np.isfinite(by_p) and by_p != 0
-    assert np.isfinite(by_weight).all()
+    def slopes(numbers):
+        slope = jax.value_and_grad(total, (0, 1), has_aux=True)
+        (value, trees), found = slope(numbers, weight)
+        return (value, found), trees
+
+    @jax.jit
+    @jax.vmap
+    def along(numbers):
+        return jax.jvp(slopes, (numbers,), (jnp.array([0.0, 1.0]),), has_aux=True)
+
+    rates = jnp.array([0.4, 0.402, 0.398])
+    found, moved, trees = along(jnp.stack([jnp.full(3, 0.9), rates], 1))
+    for array in (trees.feature, trees.threshold):
+        assert all((each == array[0]).all() for each in array)
+    pairs = zip(jax.tree.leaves(found), jax.tree.leaves(moved), strict=True)
+    for each, change in pairs:
+        assert np.isfinite(each).all() and each.any()
+        difference = (each[1] - each[2]) / 4e-3
+        np.testing.assert_allclose(change[0], difference, rtol=1e-3, atol=1e-5)
+
+
+def nll(score, target):
+    return score[1] + (target - score[0]) ** 2 * jnp.exp(-2 * score[1]) / 2
 
 
 def test_two_scores_agree_with_central_differences():
     """Normal likelihood, steps of plain gradient descent: -G / (weight + l2)."""
-
-    def nll(score, target):
-        return score[1] + (target - score[0]) ** 2 * jnp.exp(-2 * score[1]) / 2
 
     def measured(inputs):
         trees, scores = jb.boost(
@@ -418,9 +414,6 @@ def test_two_scores_agree_with_central_differences():
 
 
 def test_start_of_two_scores_moves_with_mean_and_deviation():
-    def nll(score, target):
-        return score[1] + (target - score[0]) ** 2 * jnp.exp(-2 * score[1]) / 2
-
     def start(y, weight):
         state = jb.init(CODES, y, nll, KEY, num_scores=2, sample_weight=weight)
         return state.init_score
@@ -444,36 +437,39 @@ def test_start_of_two_scores_moves_with_mean_and_deviation():
     np.testing.assert_allclose(got, (ends[0] - ends[1]) / 2e-6, rtol=1e-4)
 
 
+# Losses of one row, and where they are least.
 OWN_MINIMA = {
-    "smooth": (lambda p: lambda s, t: jnp.exp(p * s) - t * p * s,
-               lambda y, p: np.log(y) / p),
-    "kink": (lambda p: lambda s, t: jnp.abs(s - p * t) + (s - p * t) ** 2,
-             lambda y, p: p * y),
-    "edge": (lambda p: lambda s, t: jnp.maximum(0.0, p * t - s),
-             lambda y, p: p * y),
-    "flat": (lambda p: lambda s, t: (s - p * t) ** 4, lambda y, p: p * y),
-    "cusp": (lambda p: lambda s, t: jnp.sqrt(jnp.abs(s - t * p)), lambda y, p: p * y),
-    "none": (lambda p: lambda s, t: jnp.exp(-p * s) * t, None),
-}  # fmt: skip
+    "smooth": (lambda p, s, t: jnp.exp(p * s) - t * p * s, lambda y, p: np.log(y) / p),
+    "kink": (lambda p, s, t: jnp.abs(s - p * t) + (s - p * t) ** 2, lambda y, p: p * y),
+    "edge": (lambda p, s, t: jnp.maximum(0.0, p * t - s), lambda y, p: p * y),
+    "flat": (lambda p, s, t: (s - p * t) ** 4, lambda y, p: p * y),
+    "cusp": (lambda p, s, t: jnp.sqrt(jnp.abs(s - t * p)), lambda y, p: p * y),
+    "none": (lambda p, s, t: jnp.exp(-p * s) * t, None),
+}
+
+
+@jax.jit
+def find_minimizers(number, p, y):
+    """Of the losses above, which share a program."""
+    losses = [partial(loss, p) for loss, _ in OWN_MINIMA.values()]
+    traced, constants = trace_loss(lambda s, t: jax.lax.switch(number, losses, s, t), y)
+    return locate_minimizers(Objective(traced, constants, y, (), None), len(y))[0]
+
+
+@jax.jit
+def move_minimizers(number, p, y, by_p, by_y):
+    find = partial(find_minimizers, number)
+    return jax.jvp(find, (p, y), (by_p, by_y))
 
 
 @pytest.mark.parametrize("name", OWN_MINIMA)
 def test_minimizers_of_rows_move_as_formulas_say(name):
-    from jboost.objective.evaluation import Objective
-    from jboost.objective.minimizers import locate_minimizers
-    from jboost.objective.tracing import trace_loss
-
-    loss, formula = OWN_MINIMA[name]
-    y = jnp.asarray(np.linspace(0.5, 4, 11), jnp.float32)
-
-    @jax.jit
-    def find(p, y):
-        traced, constants = trace_loss(loss(p), y)
-        return locate_minimizers(Objective(traced, constants, y, (), None), len(y))[0]
-
-    p = jnp.float32(1.7)
-    at, by_p = jax.jvp(lambda p: find(p, y), (p,), (jnp.float32(1),))
-    _, by_y = jax.jvp(lambda y: find(p, y), (y,), (jnp.ones(11),))
+    formula = OWN_MINIMA[name][1]
+    number = jnp.int32([*OWN_MINIMA].index(name))
+    p, y = jnp.float32(1.7), jnp.asarray(np.linspace(0.5, 4, 11), jnp.float32)
+    move = partial(move_minimizers, number, p, y)
+    at, by_p = move(jnp.float32(1), jnp.zeros(11))
+    _, by_y = move(jnp.float32(0), jnp.ones(11))
     if formula is None:
         assert np.isinf(at).all() and not by_p.any() and not by_y.any()
         return
@@ -485,17 +481,13 @@ def test_minimizers_of_rows_move_as_formulas_say(name):
     np.testing.assert_allclose(by_y, wanted, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("penalty", [0.0, 2.0])
-def test_minima_at_kinks_move_with_their_rows(penalty):
-    """The loss |r| + p r^2, whose minimum in a leaf is at a row or between two."""
-    from jboost.objective.evaluation import Objective
-    from jboost.objective.minimizers import locate_minimizers
-    from jboost.objective.tracing import trace_loss
-    from jboost.trees.leaves import LeafProblems, solve_groups
+GROUP = np.arange(N) % 8
 
-    group = np.arange(N) % 8
 
-    @jax.jit
+@jax.jit
+def move_kinks(penalty, p, y, by_p, by_y):
+    """Minima of groups of rows, and how they move."""
+
     def find(p, y):
         traced, constants = trace_loss(
             lambda s, t: jnp.abs(s - t) + p * (s - t) ** 2, y
@@ -504,19 +496,27 @@ def test_minima_at_kinks_move_with_their_rows(penalty):
         objective = objective._replace(minimizer=locate_minimizers(objective, N))
         groups = LeafProblems(
             jnp.int32(0), jnp.zeros((1, N)), jnp.ones(N), None,
-            jnp.asarray(group, jnp.int32), jnp.full(8, penalty),
+            jnp.asarray(GROUP, jnp.int32), jnp.full(8, penalty),
         )  # fmt: skip
         return solve_groups(objective, groups, jnp.full(8, 0.1), jnp.ones(8, bool))
+
+    return jax.jvp(find, (p, y), (by_p, by_y))
+
+
+@pytest.mark.parametrize("penalty", [0.0, 2.0])
+def test_minima_at_kinks_move_with_their_rows(penalty):
+    """The loss |r| + p r^2, whose minimum in a leaf is at a row or between two."""
 
     def root(p, r):
         return bisect(lambda c: np.sum(np.sign(c - r) + 2 * p * (c - r)) + penalty * c)
 
     def reference(p, y):
-        return np.array([root(p, y[group == g]) for g in range(8)])
+        return np.array([root(p, y[g == GROUP]) for g in range(8)])
 
     p, along = jnp.float32(0.05), DIRECTION["y"]
-    at, by_p = jax.jvp(lambda p: find(p, NOISY), (p,), (jnp.float32(1),))
-    _, by_y = jax.jvp(lambda y: find(p, y), (NOISY,), (along,))
+    move = partial(move_kinks, jnp.float32(penalty), p, NOISY)
+    at, by_p = move(jnp.float32(1), 0 * along)
+    _, by_y = move(jnp.float32(0), along)
     y, p, along = np.float64(NOISY), np.float64(p), np.float64(along)
     np.testing.assert_allclose(at, reference(p, y), rtol=1e-5, atol=1e-5)
     ends = [reference(p + d, y) for d in (1e-7, -1e-7)]
