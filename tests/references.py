@@ -387,26 +387,6 @@ def grow_tree(
     return GrownTree(feature, threshold, missing_left, leaf, leaf_bounds, left_codes)
 
 
-def predict(model, x):
-    """Scores of an Ensemble on raw values, one row and one tree at a time."""
-    arrays = (model.feature, model.threshold, model.missing_left, model.leaf_value)
-    feature, threshold, missing_left, leaf_value = map(np.asarray, arrays)
-    num_rounds, num_scores, num_nodes = feature.shape
-    start = np.asarray(model.init_score, np.float64).reshape(-1)
-    scores = np.tile(start, (len(x), 1))
-    for row, tree, k in product(range(len(x)), range(num_rounds), range(num_scores)):
-        node = 0
-        while node < num_nodes:
-            value = np.float32(x[row, feature[tree, k, node]])
-            value = np.float32(0) if abs(value) < TINY else value
-            left = value <= threshold[tree, k, node]
-            if np.isnan(value):
-                left = missing_left[tree, k, node]
-            node = 2 * node + (1 if left else 2)
-        scores[row, k] += leaf_value[tree, k, node - num_nodes]
-    return scores if np.ndim(model.init_score) else scores[:, 0]
-
-
 class CartNode(NamedTuple):
     """A node of a single regression tree; leaves have no split and no children."""
 
