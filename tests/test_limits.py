@@ -244,6 +244,7 @@ def boom(*_):
     ],
     ids=["callback", "metric", "start", "loss", "none"],
 )
+@pytest.mark.usefixtures("young_heap")
 def test_no_cycle_keeps_the_rows(settings):
     fit()
     gc.collect()
@@ -260,6 +261,7 @@ def test_no_cycle_keeps_the_rows(settings):
     assert after - before < X.nbytes / 4
 
 
+@pytest.mark.usefixtures("young_heap")
 def test_many_fits_and_predictions_keep_nothing():
     """Neither losses nor their data nor programs; a change of memory is measured by
     experiments/limits.py."""

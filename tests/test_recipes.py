@@ -7,6 +7,8 @@ close to another one (``lead``) is tested, too. Scores are float32 and of size o
 agree to TOLERANCE.
 """
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -294,16 +296,15 @@ def test_improvement_of_many_rounds_and_of_a_stopped_run():
     assert "oob_improvement" in repr(history)
 
 
-def test_a_recipe_serves_boost_as_well():
-    recipe = jb.recipes.ls_tree_boost()
-    *_, stages = train(recipe, Y)
-    bins = jb.fit_bins(X)
-    _, scores = jb.boost(
-        jb.apply_bins(bins, X), Y, key=jax.random.key(SEED), sample_weight=WEIGHTS,
-        max_bins=bins.num_bins, num_rounds=ROUNDS, max_depth=DEPTH, learning_rate=RATE,
-        **recipe,
-    )  # fmt: skip
-    np.testing.assert_allclose(scores, stages[-1], atol=TOLERANCE)
+@pytest.mark.parametrize("recipe", [jb.recipes.ls_tree_boost, jb.recipes.m_tree_boost])
+def test_a_recipe_serves_boost_as_well(recipe):
+    """It takes the arguments; test_routes.py compares its models with those of fit."""
+    codes, settings = jb.apply_bins(jb.fit_bins(X), X), dict(SIZES, **recipe())
+    settings.pop("seed")
+    run = partial(jb.boost, codes, Y, key=jax.random.key(SEED), **settings)
+    trees, scores = jax.eval_shape(run)
+    assert scores.shape == (ROWS,)
+    assert trees.trees.leaf_value.shape == (ROUNDS, 1, 2**DEPTH)
 
 
 def test_median_start():
@@ -323,27 +324,15 @@ def test_median_start():
     np.testing.assert_allclose(state.init_score, expected, atol=TOLERANCE)
 
 
-@pytest.mark.parametrize(
-    ("call", "error", "message"),
-    [
-        (
-            lambda: jb.recipes.m_tree_boost(alpha=1.0), ValueError,
-            r"alpha must be a number > 0 and < 1, got 1.0",
-        ),
-        (
-            lambda: jb.recipes.l2_tree_boost_multiclass(1), ValueError,
-            r"num_classes must be an integer from 2 .*, got 1",
-        ),
-        (
-            lambda: jb.recipes.l2_tree_boost_multiclass(3, learning_rate=0), ValueError,
-            r"learning_rate must be a number > 0.0, got 0",
-        ),
-        (
-            lambda: jb.recipes.stochastic({}, subsample=1.5), ValueError,
-            r"subsample must be a number > 0.0 and <= 1.0, got 1.5",
-        ),
-    ],
-)  # fmt: skip
-def test_bad_arguments(call, error, message):
-    with pytest.raises(error, match=message):
+@pytest.mark.parametrize(("call", "message"), [
+    (lambda: jb.recipes.m_tree_boost(alpha=1.0), r"alpha .* 1.0"),
+    (lambda: jb.recipes.l2_tree_boost_multiclass(1), r"num_classes .* 1"),
+    (
+        lambda: jb.recipes.l2_tree_boost_multiclass(3, learning_rate=0),
+        r"learning_rate .* 0",
+    ),
+    (lambda: jb.recipes.stochastic({}, subsample=1.5), r"subsample .* 1.5"),
+])  # fmt: skip
+def test_bad_arguments(call, message):
+    with pytest.raises(ValueError, match=message):
         call()
