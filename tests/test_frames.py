@@ -88,24 +88,6 @@ def test_single_trees_importance_sketches_and_streams_take_tables():
     np.testing.assert_array_equal(*rows)
 
 
-def test_batches_of_a_stream_may_be_tables_with_the_same_columns():
-    frame = TABLES["pandas"]
-
-    def batches():
-        for rows in (slice(0, 90), slice(90, None)):
-            yield frame[rows], pd.Series(Y[rows])
-
-    bins = jb.fit_bins(X)
-    model, _ = jb.fit(jb.stream(batches, memory="1 MiB", bins=bins), **SMALL)
-    for array, expected in zip(
-        jax.tree.leaves(model), jax.tree.leaves(jb.fit(X, Y, **SMALL)[0]), strict=True
-    ):
-        np.testing.assert_allclose(array, expected, rtol=1e-5)  # sums in another order
-    wrong = [(frame, Y), (frame.rename(columns=dict(a="z")), Y)]
-    with pytest.raises(ValueError, match=r"batch 1 .*'a'.*'z'"):
-        jb.fit(jb.stream(wrong, memory="1 MiB", bins=bins), **SMALL)
-
-
 # What single columns hold.
 
 CELLS = {
@@ -324,7 +306,7 @@ def test_strings_that_the_caller_declares_categorical_are_not_reported():
     words = [str(i % 9) for i in range(ROWS)]
     table = pd.DataFrame(dict(a=words, b=words))
     y = (np.arange(ROWS) % 9).astype(np.float32)
-    own = dict(num_rounds=1, max_depth=1)
+    own = dict(num_rounds=0)
     calls = [
         lambda **more: jb.fit(table, y, **own, **more),
         lambda **more: jb.cross_validate(table, y, folds=2, **own, **more),
@@ -451,7 +433,12 @@ FAR_CALLS = {
     "y": lambda: jb.fit(X, FAR, num_rounds=0),
     "integer y": lambda: jb.fit(X, 10**9 + np.arange(ROWS), num_rounds=0),
     "y of several": lambda: jb.boost(
-        CODES, dict(a=Y, b=FAR), lambda s, t: (s - t["a"]) ** 2, KEY, num_rounds=0
+        CODES,
+        dict(a=Y, b=FAR),
+        lambda s, t: (s - t["a"]) ** 2,
+        KEY,
+        num_rounds=0,
+        init_score=0.0,
     ),
     "validation y": lambda: jb.fit(X, Y, validation=(X, FAR), num_rounds=0),
     "offset": lambda: jb.fit(X, Y, offset=FAR, num_rounds=0),
