@@ -20,6 +20,7 @@ from jboost.sklearn import JBoostClassifier, JBoostRegressor
 X = np.random.default_rng(0).normal(size=(40, 3)).astype(np.float32)
 Y = X[:, 0] + 1
 RUN = dict(num_rounds=2, max_depth=2)
+MODEL, _ = jb.fit(X, Y, absent="zero", **RUN)
 FEW = dict(cross_validate=4, stream=8, refit=8, permutation=8, regressor=12)
 
 
@@ -191,10 +192,9 @@ BROKEN = {
 @pytest.mark.parametrize("name", BROKEN)
 def test_broken_sparse_matrices_are_refused(name):
     x = broken(*BROKEN[name])
-    model, _ = jb.fit(X, Y, absent="zero", **RUN)
     for call in (
         lambda: jb.fit(x, Y, absent="zero", **RUN),
-        lambda: jb.predict(model, x),
+        lambda: jb.predict(MODEL, x),
         lambda: jb.fit_bins(x, absent="zero"),
     ):
         with pytest.raises(ValueError, match="x must be a valid sparse matrix"):
@@ -220,16 +220,22 @@ def test_errors_of_conversion_name_the_argument():
         jb.fit(X, [[1.0], [1.0, 2.0]], **RUN)
 
 
-@pytest.mark.parametrize("kind", [">f8", ">f4", ">i2", ">i4", ">i8", ">u2"])
-def test_targets_of_another_byte_order(kind):
-    y = np.arange(40) % 7
+@pytest.mark.parametrize(
+    ("kind", "function"),
+    [
+        (">f4", "fit"), (">i4", "fit"), (">i8", "fit"), (">f8", "boost"),
+        (">i2", "boost"), (">u2", "boost"),
+    ],
+)  # fmt: skip
+def test_targets_of_another_byte_order(kind, function):
+    y, given = np.arange(40) % 7, [jb.losses.squared_error]
     native = y.astype(np.dtype(kind).newbyteorder("="))
-    same_bits(jb.fit(X, y.astype(kind), **RUN)[0], jb.fit(X, native, **RUN)[0])
-    codes = jb.apply_bins(jb.fit_bins(X), X)
-    given = jb.losses.squared_error, jax.random.key(0)
+    train, x = jb.fit, X
+    if function == "boost":
+        train, x = jb.boost, jb.apply_bins(jb.fit_bins(X), X)
+        given = [*given, jax.random.key(0)]
     same_bits(
-        jb.boost(codes, y.astype(kind), *given, **RUN),
-        jb.boost(codes, native, *given, **RUN),
+        train(x, y.astype(kind), *given, **RUN)[0], train(x, native, *given, **RUN)[0]
     )
 
 
@@ -244,7 +250,6 @@ def test_words_are_strings(name, value):
 
 @pytest.mark.parametrize("value", [None, 1, "yes", np.zeros(0), np.ones(2, bool)])
 def test_flags_are_true_or_false(value):
-    model, _ = jb.fit(X, Y, **RUN)
     for name, call in (
         ("progress", jb.fit), ("progress", jb.cross_validate),
         ("return_models", jb.cross_validate), ("shuffle", jb.cross_validate),
@@ -252,7 +257,7 @@ def test_flags_are_true_or_false(value):
         with pytest.raises(TypeError, match=f"{name} must be True or False"):
             call(X, Y, **{name: value}, **RUN)
     with pytest.raises(TypeError, match="per_split must be True or False"):
-        jb.feature_importance(model, per_split=value)
+        jb.feature_importance(MODEL, per_split=value)
     with pytest.raises(TypeError, match="grid must be True or False"):
         jb.sweep(X, Y, jb.losses.squared_error, dict(l2=[1.0]), grid=value, **RUN)
 

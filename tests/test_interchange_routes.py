@@ -11,13 +11,12 @@ import pandas as pd
 import pytest
 import scipy.sparse
 import xgboost
-from tables import ROWS, SMALL, make_columns, make_regression
+from tables import ROWS, SMALL, make_columns, make_regression, squared_distance
 
 import jboost as jb
 
 CLOSE = dict(rtol=2e-6, atol=2e-6)
 LEVELS = {"few": 3, "many": 40, "some": 9}  # numbers of categories of the columns
-QUERIES = np.arange(ROWS) // 20
 
 
 def fit(x, y, loss=jb.losses.squared_error, **settings):
@@ -81,10 +80,10 @@ def fit_sparse():
 
 def fit_offset():
     offset = np.linspace(-1, 1, ROWS, dtype=np.float32)
-    return fit_numbers(jb.losses.poisson, y=np.arange(ROWS) % 4, offset=offset)
+    return fit_numbers(offset=offset)
 
 
-CLASSES = np.arange(ROWS) % 3
+THREE = dict(loss=squared_distance, num_scores=3, init_score=[0, 0.5, 1])
 MODELS = {
     "numbers": fit_numbers,
     "no rounds": lambda: fit_numbers(num_rounds=0),
@@ -100,17 +99,9 @@ MODELS = {
         ),
         make_regression()[0],
     ),
-    "classes": lambda: fit_numbers(
-        jb.losses.softmax, y=CLASSES, num_scores=3, share_structure=False
-    ),
-    "classes with shared trees": lambda: fit_numbers(
-        jb.losses.softmax, y=CLASSES, num_scores=3, share_structure=True
-    ),
-    "a distribution": lambda: fit_numbers(
-        jb.losses.likelihood(jb.distributions.normal), num_scores=2
-    ),
-    "a ranking": lambda: fit_numbers(
-        jb.losses.lambda_rank, y=CLASSES, groups=jb.make_groups(QUERIES)
+    "three scores": lambda: fit_numbers(**THREE, share_structure=False),
+    "three scores with shared trees": lambda: fit_numbers(
+        **THREE, share_structure=True
     ),
     "an offset": fit_offset,
     "sparse rows": fit_sparse,
@@ -126,7 +117,7 @@ MODELS = {
     "categories and no rounds": lambda: fit_table(["few", "many"], num_rounds=0),
     "categories and one round": lambda: fit_table(["few", "many"], num_rounds=1),
     "categories and scores": lambda: fit_table(
-        ["few", "many"], loss=lambda s, t: ((s - t) ** 2).sum(), num_scores=2
+        ["few", "many"], loss=squared_distance, num_scores=2, init_score=[1, -1]
     ),
 }
 
