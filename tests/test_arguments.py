@@ -13,14 +13,14 @@ from sklearn.ensemble import (
     GradientBoostingClassifier,
     HistGradientBoostingClassifier,
 )
+from tables import ROWS, make_regression
 
 import jboost as jb
 from jboost import plotting
 from jboost.entry import arguments
 from jboost.sklearn import JBoostClassifier, JBoostRegressor
 
-X = np.random.default_rng(0).normal(size=(40, 2)).astype(np.float32)
-Y = X[:, 0].copy()
+X, Y = make_regression()
 FUNCTIONS = (jb.fit, jb.boost, jb.cross_validate, jb.sweep)
 # What peers have and jboost has nothing like.
 UNLIKE = {
@@ -91,7 +91,7 @@ def test_misspelt_arguments_are_answered_where_they_belong():
 
 
 def test_softmax_and_losses_of_several_scores_ask_for_num_scores():
-    labels = (np.arange(40) % 3).astype(np.int32)
+    labels = (np.arange(ROWS) % 3).astype(np.int32)
     for loss in (jb.losses.softmax, lambda s, t: (s[0] - t) ** 2 + s[1] ** 2):
         for call in (jb.fit, jb.cross_validate):
             with pytest.raises((TypeError, ValueError), match="num_scores"):
@@ -100,7 +100,7 @@ def test_softmax_and_losses_of_several_scores_ask_for_num_scores():
 
 @pytest.fixture(scope="module")
 def estimator():
-    return JBoostRegressor(num_rounds=2, max_depth=2).fit(X, Y)
+    return JBoostRegressor(num_rounds=2, max_depth=3).fit(X, Y)
 
 
 def test_estimators_are_answered_with_their_model(estimator, tmp_path):
@@ -129,9 +129,9 @@ def test_estimators_are_answered_with_their_model(estimator, tmp_path):
 
 def test_training_goes_on_from_an_estimator(estimator):
     """With its ``absent``, on dense rows, sparse ones and streams."""
-    model, more = estimator.model_, dict(num_rounds=2, max_depth=2, learning_rate=0.1)
+    model, more = estimator.model_, dict(num_rounds=2, max_depth=3, learning_rate=0.1)
     assert model.absent == "zero"
-    whole = JBoostRegressor(num_rounds=4, max_depth=2).fit(X, Y)
+    whole = JBoostRegressor(num_rounds=4, max_depth=3).fit(X, Y)
     rows = jb.stream([(X, Y)], memory="64 MiB")
     for absent in (None, "zero"):
         longer, _ = jb.fit(X, Y, model=model, absent=absent, **more)
@@ -160,7 +160,7 @@ def test_paths_into_missing_folders_name_the_folder(estimator, tmp_path):
 
 
 def test_a_checkpoint_of_other_gaps_names_absent(tmp_path):
-    run = dict(checkpoint=tmp_path / "run", num_rounds=1, max_depth=2)
+    run = dict(checkpoint=tmp_path / "run", num_rounds=1, max_depth=3)
     jb.fit(X, Y, **run)
     with pytest.raises(ValueError, match="absent") as caught:
         jb.fit(X, Y, absent="zero", **run)

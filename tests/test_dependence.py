@@ -82,7 +82,8 @@ def test_blocks_of_points_change_nothing(monkeypatch):
 
 def test_several_scores_links_and_offsets():
     targets = np.stack([Y, X[:, 2] ** 2], axis=1)
-    model, _ = jb.fit(X, targets, squared_distance, num_scores=2, **SMALL)
+    start = dict(num_scores=2, init_score=[0, 0])
+    model, _ = jb.fit(X, targets, squared_distance, **start, **SMALL)
     offset = np.linspace(0, 1, 2 * ROWS, dtype=np.float32).reshape(ROWS, 2)
     found = jb.partial_dependence(
         model, X, (0, 2), grid=3, kind="both", inverse_link=jax.nn.softmax,

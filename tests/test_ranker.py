@@ -5,46 +5,46 @@ import pytest
 import sklearn
 from sklearn.metrics import ndcg_score
 from sklearn.model_selection import GroupKFold, cross_validate
+from tables import ROWS, SMALL, make_columns
 
 import jboost as jb
 from jboost.sklearn import JBoostRanker
 
 RNG = np.random.default_rng(0)
-QUERIES = np.repeat(np.arange(40), 8)
-X = RNG.normal(size=(320, 4)).astype(np.float32)
-Y = np.digitize(X[:, 0] + 0.5 * RNG.normal(size=320), [-0.5, 0.5, 1.5])
+QUERIES = np.repeat(np.arange(20), 10)
+X = make_columns()
+Y = np.digitize(X[:, 0] + 0.5 * RNG.normal(size=ROWS), [-0.5, 0.5, 1.5])
 PAIR = dict(eval_set=[(X, Y), (X, Y)])
-SMALL = dict(num_rounds=8, max_depth=2)
 
 
 def test_fit_is_fit_with_groups():
-    order = RNG.permutation(320)
+    order = RNG.permutation(ROWS)
     model, _ = jb.fit(
         X[order], Y[order], jb.losses.listwise_softmax, groups=QUERIES[order], **SMALL
     )
     ranker = JBoostRanker(**SMALL).fit(X[order], Y[order], qid=QUERIES[order])
     np.testing.assert_array_equal(ranker.predict(X), jb.predict(model, X))
-    sizes = np.full(40, 8)
+    sizes = np.full(20, 10)
     grouped = JBoostRanker(**SMALL).fit(X, Y, group=sizes)
     named = JBoostRanker(**SMALL).fit(X, Y, qid=QUERIES)
     np.testing.assert_array_equal(grouped.predict(X), named.predict(X))
 
 
 def test_score_is_the_mean_ndcg():
-    ranker = JBoostRanker("pairwise_logistic", **SMALL).fit(X, Y, qid=QUERIES)
-    scores = ranker.predict(X).reshape(40, 8)
-    gains = (2.0**Y - 1).reshape(40, 8)
+    ranker = JBoostRanker("listwise_softmax", **SMALL).fit(X, Y, qid=QUERIES)
+    scores = ranker.predict(X).reshape(20, 10)
+    gains = (2.0**Y - 1).reshape(20, 10)
     relevant = gains.max(axis=1) > 0
     expected = ndcg_score(gains[relevant], scores[relevant])
     assert ranker.score(X, Y, qid=QUERIES) == pytest.approx(expected, abs=1e-5)
 
 
 def test_weights_may_be_those_of_queries():
-    by_query = RNG.integers(0, 3, 40).astype(np.float64)
-    shuffled = RNG.permutation(40)[QUERIES]  # another order of names
+    by_query = RNG.integers(0, 3, 20).astype(np.float64)
+    shuffled = RNG.permutation(20)[QUERIES]  # another order of names
     one, other = (
         JBoostRanker(**SMALL).fit(X, Y, sample_weight=weights, qid=shuffled)
-        for weights in (by_query, np.repeat(by_query, 8))
+        for weights in (by_query, np.repeat(by_query, 10))
     )
     np.testing.assert_array_equal(one.predict(X), other.predict(X))
 
@@ -69,7 +69,7 @@ def test_queries_are_routed():
         ranker = JBoostRanker(**SMALL).set_fit_request(qid=True)
         ranker.set_score_request(qid=True)
         found = cross_validate(
-            ranker, X, Y, cv=GroupKFold(3), params=dict(qid=QUERIES, groups=QUERIES)
+            ranker, X, Y, cv=GroupKFold(2), params=dict(qid=QUERIES, groups=QUERIES)
         )
     assert (found["test_score"] > 0.7).all()
 
@@ -78,23 +78,23 @@ def test_queries_are_routed():
     "given, name",
     [
         ({}, "qid"),
-        (dict(qid=QUERIES, group=[320]), "both"),
-        (dict(group=[3, 4]), "sum to the 320 rows"),
-        (dict(group=[-1, 321]), "integers >= 1"),
+        (dict(qid=QUERIES, group=[ROWS]), "both"),
+        (dict(group=[3, 4]), "sum to the 200 rows"),
+        (dict(group=[-1, 201]), "integers >= 1"),
         (dict(qid=QUERIES, sample_weight=np.ones(7)), "sample_weight"),
         (dict(qid=QUERIES, eval_set=[(X, Y)]), "eval_qid"),
-        (dict(qid=QUERIES[1:]), "^qid .* 320 rows, got 319"),
-        (dict(qid=np.where(QUERIES > 3, None, QUERIES)), "^qid .* got None in row 32"),
+        (dict(qid=QUERIES[1:]), "^qid .* 200 rows, got 199"),
+        (dict(qid=np.where(QUERIES > 3, None, QUERIES)), "^qid .* got None in row 40"),
         (dict(qid=QUERIES, eval_qid=QUERIES), "eval_qid must be None without eval_set"),
         (dict(qid=QUERIES, **PAIR, eval_qid=[QUERIES]), "eval_qid .* 2 sets .* got 1"),
         (dict(qid=QUERIES, **PAIR, eval_qid={"a": QUERIES}), "eval_qid .* got dict"),
         (dict(qid=QUERIES, eval_set=[(X, Y)], eval_qid=QUERIES), "eval_qid .*ndarray"),
         (
             dict(qid=QUERIES, eval_set=(X, Y), eval_qid=[QUERIES]),
-            r"eval_qid .*\(1, 320",
+            r"eval_qid .*\(1, 200",
         ),
         (
-            dict(qid=QUERIES, eval_set={"v": (X, Y)}, eval_group={"w": [320]}),
+            dict(qid=QUERIES, eval_set={"v": (X, Y)}, eval_group={"w": [ROWS]}),
             r"eval_group .*\['v'\], got \['w'\]",
         ),
     ],
@@ -123,18 +123,21 @@ def test_unknown_losses_are_explained(loss, hint):
 def test_early_stopping_needs_two_queries():
     ranker = JBoostRanker(**SMALL, early_stopping_rounds=2)
     with pytest.raises(ValueError, match="needs at least 2, got 1"):
-        ranker.fit(X, Y, group=[320])
+        ranker.fit(X, Y, group=[ROWS])
 
 
 @pytest.mark.parametrize(
     "given, name",
     [
-        (dict(qid=QUERIES[1:]), "^qid .* 320 rows, got 319"),
-        (dict(qid=QUERIES, sample_weight=np.arange(320) % 3), "same in all rows"),
-        (dict(qid=QUERIES, sample_weight=np.arange(320) - 1.0), "sample_weight .*>= 0"),
+        (dict(qid=QUERIES[1:]), "^qid .* 200 rows, got 199"),
+        (dict(qid=QUERIES, sample_weight=np.arange(ROWS) % 3), "same in all rows"),
+        (
+            dict(qid=QUERIES, sample_weight=np.arange(ROWS) - 1.0),
+            "sample_weight .*>= 0",
+        ),
     ],
 )
 def test_score_checks_queries_and_weights(given, name):
-    ranker = JBoostRanker(num_rounds=1, max_depth=1).fit(X, Y, qid=QUERIES)
+    ranker = JBoostRanker(**SMALL).fit(X, Y, qid=QUERIES)
     with pytest.raises(ValueError, match=name):
         ranker.score(X, Y, **given)

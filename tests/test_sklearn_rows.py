@@ -5,6 +5,7 @@ The tables go over all estimators, methods and arguments, so that a new one is i
 """
 
 import inspect
+import itertools
 import re
 
 import jax.experimental.sparse
@@ -41,10 +42,10 @@ CASES = {
     "regressor": (JBoostRegressor(**FEW), Y, 1, {}),
     "outputs": (JBoostRegressor(**FEW), np.stack([Y, -Y], axis=1), 2, {}),
     "classifier": (JBoostClassifier(**FEW), np.where(Y > 1, "b", "a"), 1, {}),
-    "classes": (JBoostClassifier(**FEW), LEVELS, 3, {}),
+    "classes": (JBoostClassifier(init_score=[0, 0, 0], **FEW), LEVELS, 3, {}),
     "labels": (JBoostClassifier(**FEW), LEVELS[:, None] > [0, 1], 2, {}),
     "ranker": (JBoostRanker(**FEW), LEVELS, 1, dict(qid=QUERIES)),
-    "distribution": (JBoostDistribution(**FEW), Y, 2, {}),
+    "distribution": (JBoostDistribution(init_score=[0, 0], **FEW), Y, 2, {}),
 }
 FITTED = {
     name: clone(estimator).fit(X, y, **more)
@@ -169,18 +170,17 @@ def test_all_containers_hold_out_the_same_rows():
     columns = dict(zip("abc", X.T, strict=True))
     weights = np.arange(ROWS) % 3
     expected = JBoostRegressor(**STOPPING).fit(X, Y, weights, offset=Y)
+    wraps = itertools.cycle((pd.Series, pl.Series, pa.array, list, jnp.asarray))
     for table in (
         pd.DataFrame(columns, index=range(7, ROWS + 7)), pl.DataFrame(columns),
         pa.table(columns), pa.record_batch(columns), X.tolist(), jnp.asarray(X),
         np.rec.fromarrays([*columns.values()], names=[*columns]),
     ):  # fmt: skip
-        for wrap in (pd.Series, pl.Series, pa.array, list, jnp.asarray):
-            found = JBoostRegressor(**STOPPING).fit(
-                table, Y, wrap(weights), offset=wrap(Y)
-            )
-            np.testing.assert_array_equal(
-                found.history_.validation_loss, expected.history_.validation_loss
-            )
+        wrap = next(wraps)
+        found = JBoostRegressor(**STOPPING).fit(table, Y, wrap(weights), offset=wrap(Y))
+        np.testing.assert_array_equal(
+            found.history_.validation_loss, expected.history_.validation_loss
+        )
 
 
 # Rows that are held out.
