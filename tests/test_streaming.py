@@ -687,8 +687,7 @@ def test_a_sketch_is_counted_as_what_it_takes():
     rows.prepare(16)
 
 
-def test_a_budget_too_small_is_refused_before_blocks_are_written(table, monkeypatch):
-    """With the number of bytes that are needed."""
+def test_a_budget_too_small_is_refused_with_what_is_needed(table):
     x, y, _ = table
     rows = make_stream(x, y)
     rows.memory = 2**16
@@ -700,10 +699,20 @@ def test_a_budget_too_small_is_refused_before_blocks_are_written(table, monkeypa
     rows.memory = needed - 1
     with pytest.raises(ValueError, match="memory must be at least"):
         jb.fit(rows, **SETTINGS)
+
+
+def test_a_plan_that_does_not_fit_is_refused_before_blocks_are_written(
+    table, monkeypatch
+):
+    x, y, _ = table
+    source = jb.streams.array_batches(x, y, batch_rows=BATCH_ROWS)
+    rows = jb.stream(source, memory=MEMORY, block_rows=BLOCK_ROWS)
+    jb.fit(rows, **SETTINGS)
     written = []
     monkeypatch.setattr(writing, "write_block", lambda *_: written.append(1))
+    short = sum(rows.plan.values()) - 1
     with pytest.raises(ValueError, match="memory must be at least"):
-        jb.fit(make_stream(x, y, memory=needed - 1), **SETTINGS)
+        jb.fit(jb.stream(source, memory=short, block_rows=BLOCK_ROWS), **SETTINGS)
     assert not written
 
 
@@ -742,12 +751,12 @@ def test_too_many_rows_are_refused_before_blocks_are_written(
 
 def damage(path):
     content = bytearray(path.read_bytes())
-    content[-1] ^= 1
+    content[len(content) // 2] ^= 1
     path.write_bytes(content)
 
 
 def truncate(path):
-    path.write_bytes(path.read_bytes()[:-10])
+    path.write_bytes(path.read_bytes()[: len(path.read_bytes()) // 2])
 
 
 HARM = {
@@ -759,9 +768,9 @@ HARM = {
 
 
 @pytest.mark.parametrize("harm", HARM)
-def test_a_bad_block_keeps_the_rounds_before(table, harm, tmp_path):
-    x, y, _ = table
-    rows = make_stream(x, y, directories=tmp_path)
+def test_a_bad_block_keeps_the_rounds_before(harm, tmp_path):
+    x = np.random.default_rng(0).normal(size=(1600, 3)).astype(np.float32)
+    rows = make_stream(x, x[:, 0], directories=tmp_path, block_rows=400)
     expected, wanted = jb.fit(rows, **SETTINGS)
     (path,) = tmp_path.rglob("000003.block")
 
