@@ -188,7 +188,7 @@ def test_histograms_against_a_loop(absent, implementation, max_bins):
 
 SETTINGS = {
     "missing": {},
-    "zero": dict(
+    "zero, sampled and constrained": dict(
         sample_weight=WEIGHTS["some rows of weight 0"], subsample=0.7,
         colsample_bytree=0.8, colsample_bylevel=0.8, colsample_bynode=0.7, seed=5,
         min_child_samples=15, monotone=[1, 0, -1], interactions=[[0, 2], [1]],
