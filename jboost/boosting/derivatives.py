@@ -536,37 +536,40 @@ class RoundPlan(NamedTuple):
     """Inputs of the trees of a round, score by score.
 
     Attributes:
-      shape: derivatives for the splits.
-      fitted: derivatives for the leaf values.
+      for_splits: derivatives for the splits.
+      for_leaves: derivatives for the leaf values.
       in_bag: mask of the rows that the trees learn from; None in programs that use all.
       whole: whether no row is left out.
       limits: numbers that shape the trees, "auto" resolved.
-      first: sums over the shards, if rows are sharded and splits and leaf values have
-        the same derivatives; otherwise None.
+      shard_sums: sums over the shards, if rows are sharded and splits and leaf values
+        have the same derivatives; otherwise None.
       sizes, lost: fields of the state after the round.
-      line: derivatives along one direction, for one tree of all scores; otherwise None.
+      projection: derivatives along one direction, for one tree of all scores; otherwise
+        None.
     """
 
     k: Int32[Array, " K"]
     seeds: UInt32[Array, "K 2"]
-    shape: RowDerivatives
-    fitted: RowDerivatives
+    for_splits: RowDerivatives
+    for_leaves: RowDerivatives
     in_bag: Bool[Array, " N"]
     whole: Bool[Array, ""]
     limits: TreeLimits
-    first: ShardStatistics | None
+    shard_sums: ShardStatistics | None
     sizes: SumGuesses | None
     lost: Int32[Array, "3"]
-    line: Projection | None = None
+    projection: Projection | None = None
 
     def trees(self) -> "TreeTask":
         """Returns the inputs of each score's tree, to be mapped over."""
-        return TreeTask(self.k, self.seeds, self.shape, self.fitted, self.first)
+        return TreeTask(
+            self.k, self.seeds, self.for_splits, self.for_leaves, self.shard_sums
+        )
 
     def structure(self) -> "TreeTask":
         """Returns the inputs for the splits of the tree of all scores."""
-        assert self.line is not None
-        task = TreeTask(self.k[:1], self.seeds[:1], *self.line, None)
+        assert self.projection is not None
+        task = TreeTask(self.k[:1], self.seeds[:1], *self.projection, None)
         return jax.tree.map(lambda array: array[0], task)
 
     def weights(
@@ -588,9 +591,9 @@ class TreeTask(NamedTuple):
 
     k: Int32[Array, "*K"]
     seed: UInt32[Array, "*K 2"]
-    shape: RowDerivatives
-    fitted: RowDerivatives
-    first: ShardStatistics | None
+    for_splits: RowDerivatives
+    for_leaves: RowDerivatives
+    shard_sums: ShardStatistics | None
 
 
 def start_round(
@@ -622,12 +625,12 @@ def start_round(
     plan = RoundPlan(
         k=jnp.arange(num_scores, dtype=jnp.int32),
         seeds=seeds[1:],
-        shape=shape,
-        fitted=fitted,
+        for_splits=shape,
+        for_leaves=fitted,
         in_bag=in_bag,
         whole=jnp.asarray(True if share is None else share >= 1),
         limits=limits._replace(min_child_samples=choices.min_child_samples),
-        first=first,
+        shard_sums=first,
         sizes=sizes,
         lost=state.lost,
     )
@@ -635,8 +638,8 @@ def start_round(
         return plan
     coupling = state.coupling
     competing = False if coupling is None else jnp.any(coupling.competing)
-    line = _draw_projection(
+    projection = _draw_projection(
         seeds[1], shape, fitted, plan.weights(problem.data), competing
     )
     # Only the sums of one score's tree are known before it grows.
-    return plan._replace(line=line, first=None)
+    return plan._replace(projection=projection, shard_sums=None)

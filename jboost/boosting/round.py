@@ -86,10 +86,12 @@ def grow_structure(
 ) -> tuple[Tree, Int32[Array, " N"]]:
     """Grows the splits of a tree; returns it with the leaf of every row."""
     method, data = problem.method, problem.data
-    gradient, curvature, in_bag = shaping_derivatives(data, plan, task.shape)
+    gradient, curvature, in_bag = shaping_derivatives(data, plan, task.for_splits)
     limits = jax.lax.stop_gradient(shaping_limits(plan, task))
     parts = (gradient, curvature, in_bag)
-    quantization = measure_first(task.first, task.shape.mean, *parts, method.uniform)
+    quantization = measure_first(
+        task.shard_sums, task.for_splits.mean, *parts, method.uniform
+    )
     rows: Any = (*parts, task.seed, limits)
     sizes: Any = dict(
         max_depth=method.max_depth,
@@ -126,14 +128,14 @@ def shaping_limits(plan: RoundPlan, task: TreeTask) -> TreeLimits:
     limits, values = plan.limits, plan.limits.values
     own: Any = limits.min_child_samples
     if jnp.ndim(own):
-        least = own[task.k] if plan.line is None else jnp.max(own)
+        least = own[task.k] if plan.projection is None else jnp.max(own)
         limits = limits._replace(min_child_samples=least)
     if values is None:
         return limits
-    if plan.line is not None:
+    if plan.projection is not None:
         values = values._replace(monotone=jnp.zeros_like(values.monotone))
-    l1 = values.l1 * (task.fitted.mean / task.shape.mean)
-    bounds = jnp.clip(values.bounds / task.fitted.value_unit, -UNBOUNDED, UNBOUNDED)
+    l1 = values.l1 * (task.for_leaves.mean / task.for_splits.mean)
+    bounds = jnp.clip(values.bounds / task.for_leaves.value_unit, -UNBOUNDED, UNBOUNDED)
     return limits._replace(values=values._replace(l1=l1, bounds=bounds))
 
 
@@ -141,11 +143,11 @@ def sum_leaves(
     data: Data, plan: RoundPlan, task: TreeTask, tree: Tree, leaf: Int32[Array, " N"]
 ) -> Tree:
     """Returns the tree with the sums that its leaf values are fitted to."""
-    weights, fitted = plan.weights(data, task.fitted.known), task.fitted
+    weights, fitted = plan.weights(data, task.for_leaves.known), task.for_leaves
     channels = (fitted.gradient, fitted.curvature, jnp.float32(1))
-    sizes = find_leaf_sizes(task.first)
+    sizes = find_leaf_sizes(task.shard_sums)
     sums = sum_channels(channels, leaf, tree.leaf_value.shape[0], weights, sizes)
-    return tree._replace(sums=LeafSums(*sums, l2=plan.limits.l2 * task.fitted.mean))
+    return tree._replace(sums=LeafSums(*sums, l2=plan.limits.l2 * task.for_leaves.mean))
 
 
 def fit_leaves(
@@ -160,7 +162,7 @@ def fit_leaves(
     """Returns the tree of :func:`sum_leaves` with values, times the learning rate."""
     method, limits = problem.method, plan.limits
     newton, groups, sums = _prepare(problem, state, plan, task, tree, leaf)
-    bounds = None if tree.bounds is None else tree.bounds * task.fitted.value_unit
+    bounds = None if tree.bounds is None else tree.bounds * task.for_leaves.value_unit
     if bounds is not None and limits.values is not None:
         # The same numbers, but with the derivative in max_delta_step.
         most = jnp.broadcast_to(limits.values.bounds, bounds.shape)
@@ -213,7 +215,7 @@ def are_steps_kept(
 
 def _prepare(problem, state, plan, task, tree, leaf):
     """Returns a function for the Newton steps, the leaves' problems, and their sums."""
-    method, fitted, limits = problem.method, task.fitted, plan.limits
+    method, fitted, limits = problem.method, task.for_leaves, plan.limits
     l1 = zero_rows = None
     if method.order_statistics:
         penalty = jnp.float32(0)
@@ -254,7 +256,7 @@ def sum_shared_leaves(
     data: Data, plan: RoundPlan, tree: Tree, leaf: Int32[Array, " N"]
 ) -> Tree:
     """Computes :func:`sum_leaves` for a tree of all scores, with no axis of trees."""
-    fitted, num_scores = plan.fitted, len(plan.k)
+    fitted, num_scores = plan.for_leaves, len(plan.k)
     tables, others = [fitted.gradient, fitted.curvature], [jnp.float32(1)]
     if fitted.known is not None:
         tables, others = [*tables, fitted.known.astype(jnp.float32)], []
@@ -296,7 +298,7 @@ def _fit_shared_leaves(problem, learning_rate, state, plan, tree, leaf, pointed)
     def fit_jointly():
         value, own = _solve_vectors(problem, state, plan, tree, leaf), each[1]
         if own.bounds is not None:
-            bounds = own.bounds * plan.fitted.value_unit[:, None, None]
+            bounds = own.bounds * plan.for_leaves.value_unit[:, None, None]
             value = jnp.clip(value, *jnp.moveaxis(bounds, -1, 0))
         return round_alone(learning_rate * value)
 
@@ -309,7 +311,7 @@ def _fit_shared_leaves(problem, learning_rate, state, plan, tree, leaf, pointed)
 
 def _split_scores(problem, plan, tree):
     """Returns the tree as one tree for each score, to be mapped over."""
-    limits, fitted, bounds = plan.limits, plan.fitted, None
+    limits, fitted, bounds = plan.limits, plan.for_leaves, None
     if limits.values is not None:
         penalty = (limits.l2 * fitted.mean)[:, None]
         steps = tree.sums.gradient, tree.sums.curvature, penalty
@@ -322,14 +324,14 @@ def _split_scores(problem, plan, tree):
         bounds = bounds / fitted.value_unit[:, None, None]
     none: Any = None
     nothing: Any = fitted._replace(gradient=none, curvature=none)
-    task = plan._replace(shape=nothing, fitted=nothing).trees()
+    task = plan._replace(for_splits=nothing, for_leaves=nothing).trees()
     return task, Tree(none, none, none, tree.leaf_value, tree.sums, bounds)
 
 
 def _solve_vectors(problem, state, plan, tree, leaf):
     weights, fitted, values = (
         plan.weights(problem.data),
-        plan.fitted,
+        plan.for_leaves,
         plan.limits.values,
     )
     scores, sums = state.scores, tree.sums
@@ -480,8 +482,8 @@ def count_round(
     """Computes :func:`advance` for a loss with constant parameters."""
     return state._replace(
         steps=steps,
-        first_mean=plan.fitted.first_mean,
-        concentration=plan.fitted.concentration,
+        first_mean=plan.for_leaves.first_mean,
+        concentration=plan.for_leaves.concentration,
         round=state.round + 1,
         sizes=plan.sizes,
         lost=plan.lost,

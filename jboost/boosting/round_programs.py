@@ -287,9 +287,11 @@ def grow(
         after = after._replace(start=None)
         new_steps = add_to_sets(trees, sets, set_steps)
         words = _store(words, pack(trees), entry)
-    rest: Any = plan.fitted._replace(gradient=None, curvature=None)
+    rest: Any = plan.for_leaves._replace(gradient=None, curvature=None)
     nothing: Any = None
-    plan = plan._replace(shape=nothing, fitted=rest, first=None, line=None)
+    plan = plan._replace(
+        for_splits=nothing, for_leaves=rest, shard_sums=None, projection=None
+    )
     return RoundTrees(plan, trees, leaf, after, new_steps, words, all_finite)
 
 

@@ -107,11 +107,11 @@ def _describe_operands(shards, method):
         RowDerivatives, gradient=columns, curvature=columns, factor=columns,
         known=columns,
     )  # fmt: skip
-    plan = fill_spec(RoundPlan, shape=both, fitted=both, in_bag=rows)
+    plan = fill_spec(RoundPlan, for_splits=both, for_leaves=both, in_bag=rows)
     if method.share_structure:
-        plan = plan._replace(line=Projection(both, fill_spec(RowDerivatives)))
+        plan = plan._replace(projection=Projection(both, fill_spec(RowDerivatives)))
     once = method.leaf_curvature == method.curvature
-    begun = plan._replace(fitted=same) if once else plan
+    begun = plan._replace(for_leaves=same) if once else plan
     measured = fill_spec(Derivatives, gradient=rows, curvature=rows, in_bag=rows)
     grown = fill_spec(GrownTrees, leaf=columns)
     report = fill_spec(Report, snapshots=rows_of(shards, 2))
@@ -209,12 +209,16 @@ def _begin(static, arrays, state):
     problem = Problem(static, arrays)
     state, raw = differentiate(problem, state)
     plan = start_round(problem, choose_scaling(problem), state, raw)
-    return state, plan._replace(fitted=None) if plan.fitted is plan.shape else plan
+    return state, plan._replace(
+        for_leaves=None
+    ) if plan.for_leaves is plan.for_splits else plan
 
 
 def share_derivatives(plan: Any) -> Any:
     """Completes the round that the program ``begin`` returned."""
-    return plan._replace(fitted=plan.shape) if plan.fitted is None else plan
+    return (
+        plan._replace(for_leaves=plan.for_splits) if plan.for_leaves is None else plan
+    )
 
 
 def count_trees(job: Job) -> int:
@@ -228,11 +232,11 @@ def _pick(plan, k):
 
 def _measure(method, native, data, plan, k):
     task = plan.structure() if method.share_structure else _pick(plan, k)
-    gradient, curvature, in_bag = shaping_derivatives(data, plan, task.shape)
+    gradient, curvature, in_bag = shaping_derivatives(data, plan, task.for_splits)
     measure = None
     if not native:
         parts = (gradient, curvature, in_bag, method.uniform)
-        first = measure_first(task.first, task.shape.mean, *parts)
+        first = measure_first(task.shard_sums, task.for_splits.mean, *parts)
         measure = first or measure_rows(*parts)
     limits = shaping_limits(plan, task)
     return Derivatives(gradient, curvature, in_bag, limits, measure)

@@ -242,7 +242,9 @@ def _grown(shards, steps):
         RowDerivatives, gradient=nothing, curvature=nothing, factor=columns,
         known=columns,
     )  # fmt: skip
-    plan = fill_spec(RoundPlan, shape=nothing, fitted=fitted, in_bag=rows_of(shards))
+    plan = fill_spec(
+        RoundPlan, for_splits=nothing, for_leaves=fitted, in_bag=rows_of(shards)
+    )
     grown = fill_spec(RoundTrees, plan=plan, leaf=columns)
     if not steps:
         return grown
