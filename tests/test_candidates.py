@@ -267,12 +267,12 @@ def test_candidates_are_less_than_eps_apart(implementation, num_bins, masses):
     codes = np.stack([rng.permutation(N) // 2 + 1, rng.integers(0, 30, N)])
     mass = MASSES[masses](rng).astype(np.int32)
     columns = jnp.asarray(codes.astype(np.uint8))
-    proposal = propose_compiled(
+    proposed, highest = propose_compiled(
         DenseCodes(columns, order=sort_rows(columns)), jnp.asarray(mass),
         num_bins=num_bins + 1, implementation=implementation,
     )  # fmt: skip
-    for feature, (found, highest) in enumerate(
-        zip(proposal.codes.columns, proposal.highest, strict=True)
+    for feature, (found, most) in enumerate(
+        zip(proposed.columns, highest, strict=True)
     ):
         own = codes[feature]
         values, known = np.unique(own[own > 0]), own > 0
@@ -294,7 +294,7 @@ def test_candidates_are_less_than_eps_apart(implementation, num_bins, masses):
                 assert inside.sum() < eps * each.sum() + edges + 1e-9
                 assert len(inside) == 1 or inside.max() < 2 * eps * each.sum()
             upto = values[bins - lowest <= number]
-            assert highest[1 + number] == (upto[-1] if len(upto) else 0)
+            assert most[1 + number] == (upto[-1] if len(upto) else 0)
 
 
 @pytest.mark.parametrize(

@@ -139,6 +139,7 @@ void FindMixedSplits(const Pool& pool, const Search& search,
                      const float* squares, const Splits& level) {
   int64_t num_slots = search.num_slots();
   SplitMemory numeric(num_slots, 0);
+  numeric.splits.child_bounds = level.child_bounds;
   std::vector<uint8_t> masks(search.masks,
                              search.masks + num_slots * search.num_features);
   for (int64_t slot = 0; slot < num_slots; ++slot) {
