@@ -89,8 +89,11 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         dict(x=HOLES, loss=L.absolute_error, sample_weight=WEIGHTS),
     ),
     "quantile sampled": (
-        "sampling offset linear",
-        dict(loss=lambda s, t: L.quantile(s, t, tau=0.9), offset=OFFSET, **SAMPLED),
+        "sampling offset linear schedule",
+        dict(
+            loss=lambda s, t: L.quantile(s, t, tau=0.9), offset=OFFSET, **SAMPLED,
+            **FALLING,
+        ),
     ),
     "logistic": (
         "weights offset curved", dict(loss=L.logistic, y=LABELS, sample_weight=WEIGHTS,
@@ -118,8 +121,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
              **LIMITED),
     ),
     "adaptive": (
-        "adaptive weights curved", dict(loss=L.adaptive(_spread_huber, _spread),
-                                 sample_weight=WEIGHTS),
+        "adaptive weights curved",
+        dict(loss=L.adaptive(_spread_huber, _spread), sample_weight=WEIGHTS),
     ),
     "two scores": (
         "scores offset sampling",
@@ -193,7 +196,7 @@ def read_case(name: str) -> Run:
 
 def find_features(name: str) -> set[str]:
     """Returns the features of a case."""
-    return {*CASES[name][0].split()} or {"plain"}
+    return {*CASES[name][0].split()}
 
 
 # Routes: each returns the model that it trains, or a pair: it and the expected one.

@@ -83,11 +83,14 @@ inline void run_threads(const std::function<void()>& run) {
     getcontext(&start);
     start.uc_stack.ss_sp = stacks.data() + turn * kStack;
     start.uc_stack.ss_size = kStack;
-    makecontext(&start, [] {
-      (*function)();
-      ended[turn] = true, --left;
-      _longjmp(host, 1);
-    }, 0);
+    makecontext(
+        &start,
+        [] {
+          (*function)();
+          ended[turn] = true, --left;
+          _longjmp(host, 1);
+        },
+        0);
     setcontext(&start);
   }
 }
