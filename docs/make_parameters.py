@@ -12,7 +12,7 @@ from pathlib import Path
 
 import jboost as jb
 from jboost.boosting.settings import FitSettings, declared
-from jboost.entry.arguments import find_twins
+from jboost.entry.arguments import names_elsewhere
 
 PAGE = Path(__file__).parent / "parameters.md"
 HEAD = "| parameter | default | elsewhere | meaning |\n|---|---|---|---|\n"
@@ -40,7 +40,7 @@ def _write_part(part):
     for name in filter(None, others.replace(",", "").split()):
         meanings[name] = _as_markdown(written[name])
     rows = [
-        f"| `{name}` | `{known[name].default!r}` | {_names_elsewhere(name)} | {each} |"
+        f"| `{name}` | `{known[name].default!r}` | {_list_elsewhere(name)} | {each} |"
         for name, each in meanings.items()
     ]
     details = [
@@ -57,9 +57,8 @@ def _as_markdown(text):
     return text.replace("|", r"\|")
 
 
-def _names_elsewhere(name):
-    names = [f"`{twin}`" for twin in find_twins(name)]
-    return ", ".join(names) or "-"
+def _list_elsewhere(name):
+    return ", ".join(f"`{each}`" for each in names_elsewhere(name)) or "-"
 
 
 if __name__ == "__main__":

@@ -153,19 +153,12 @@ _SHARE = _number(above=0.0, most=1.0)
 
 
 # fmt: off
-class RoundSettings(TypedDict, total=False):
-    """The hyperparameters of one round: the keywords of ``boost_step``."""
+class LeafSettings(TypedDict, total=False):
+    """The hyperparameters of leaf values: keywords of ``refit``."""
 
     # Checked where the rates of all rounds are computed: a schedule may reach 0.
     learning_rate: Annotated[Any, _traced(0.1, None, "Trees",
         "factor of leaf values: a number, or a schedule, round -> number, as in optax")]
-    max_depth: Annotated[int, Setting(6, _integer(1, _MOST_DEPTH), "Trees",
-        "levels of splits in a tree",
-        "The order of interaction: depth 1 makes a sum of functions of one feature "
-        "each, depth 2 of two.")]
-    max_bins: Annotated[int, Setting(256, _integer(2, 2**16), "Trees",
-        "codes per feature, one of them for missing",
-        "See `candidates`. Categories may have 16 times as many, see `categorical`.")]
     l1: Annotated[Number, _traced(0.0, _PENALTY, "Trees",
         "penalty alpha: moves the gradient sum of a leaf toward 0",
         "Weak leaves become 0. Counted like `l2` (relative: XGBoost's alpha is `l1` "
@@ -181,19 +174,6 @@ class RoundSettings(TypedDict, total=False):
     max_delta_step: Annotated[Number, _traced(_INF, _number(least=0.0, finite=False),
         "Trees",
         "the largest magnitude of a leaf value before the learning rate; 0: no limit")]
-    min_gain: Annotated[Number, _traced(0.0, _PENALTY, "Trees",
-        "the least gain kappa of a split",
-        "XGBoost's gamma is 2 `min_gain`.")]
-    min_child_weight: Annotated[Number, _traced(1.0, _PENALTY, "Trees",
-        "the least curvature of a child, in the units of l2")]
-    min_child_samples: Annotated[Any, _traced(
-        "auto", _unless_traced(_or("auto", _integer(1))), "Trees",
-        "the least rows of a child; auto: one in 50, from 1 to 20; 3 to 20 for medians "
-        "and quantiles; for others 1 where absolute",
-        "`\"auto\"` for leaves that are order statistics (absolute error, quantiles): "
-        "2 / min(tau, 1 - tau) - 1, at most 20; 20 if 75 % of the rows have almost no "
-        "curvature. Rows of the whole table count, whatever their weight and "
-        "`subsample`.")]
     regularization: Annotated[Regularization, Setting(
         "relative", _one_of(Regularization), "Trees",
         "whether l1, l2, min_gain and min_child_weight count average rows (relative) "
@@ -207,6 +187,56 @@ class RoundSettings(TypedDict, total=False):
         "starts at 1/4, the greatest curvature, however rare positive rows are. "
         "`\"absolute\"` leaves the units of the loss, as XGBoost does. See "
         "[Curvature](curvature.md#regularization-in-rows).")]
+    curvature: Annotated[Curvature, Setting("auto", _check_curvature, "Loss",
+        "the second-order weight of a row: a policy, or a function of score and "
+        "target",
+        "`\"auto\"`, `\"exact\"`, `\"secant\"`, `\"absolute\"` or `\"unit\"`; for "
+        "[distributions](distributions.md) also `\"fisher\"`, `\"natural\"` or "
+        "`\"standardized\"` (which is auto); for [losses of groups](groups.md) only "
+        "`\"probe\"` (which is auto) or `\"unit\"`; formulas: [Curvature]"
+        "(curvature.md). Or, for losses of one row, a function with the arguments of "
+        "the loss that returns a number, for K > 1 K numbers or a K x K matrix (its "
+        "diagonal is used). It should be positive (the Fisher information of a "
+        "likelihood, for example).")]
+    leaf_solver: Annotated[LeafSolver, Setting("auto", _one_of(LeafSolver), "Loss",
+        "the method that computes leaf values",
+        "`\"newton\"`: -G / (H + `l2`), where H sums `curvature`; `\"hessian\"`: the "
+        "same with the second derivatives of the loss, whatever `curvature` is; "
+        "`\"exact\"`: the argmin of the leaf's loss; `\"guarded\"`: the Newton step, "
+        "replaced by the argmin in leaves where it falls short of its predicted "
+        "decrease, and in all leaves if 75 % of the rows have almost no curvature; "
+        "`\"line_search\"`: the Newton steps times one multiplier per tree; "
+        "`\"median_step\"`: one step from the median of the rows' own minimizers, "
+        "without `l2` (for Huber's loss and similar ones); `\"joint\"`: one Newton "
+        "step of all leaves for losses of groups, of the K values of a leaf with "
+        "`share_structure`; `\"auto\"`: joint for these, exact for piecewise linear "
+        "losses, newton for quadratic ones (hessian with unit curvature) and for more "
+        "than 64 scores, else guarded. See [Leaves](leaves.md).")]
+
+
+class RoundSettings(LeafSettings, total=False):
+    """The hyperparameters of one round: the keywords of ``boost_step``."""
+
+    max_depth: Annotated[int, Setting(6, _integer(1, _MOST_DEPTH), "Trees",
+        "levels of splits in a tree",
+        "The order of interaction: depth 1 makes a sum of functions of one feature "
+        "each, depth 2 of two.")]
+    max_bins: Annotated[int, Setting(256, _integer(2, 2**16), "Trees",
+        "codes per feature, one of them for missing",
+        "See `candidates`. Categories may have 16 times as many, see `categorical`.")]
+    min_gain: Annotated[Number, _traced(0.0, _PENALTY, "Trees",
+        "the least gain kappa of a split",
+        "XGBoost's gamma is 2 `min_gain`.")]
+    min_child_weight: Annotated[Number, _traced(1.0, _PENALTY, "Trees",
+        "the least curvature of a child, in the units of l2")]
+    min_child_samples: Annotated[Any, _traced(
+        "auto", _unless_traced(_or("auto", _integer(1))), "Trees",
+        "the least rows of a child; auto: one in 50, from 1 to 20; 3 to 20 for medians "
+        "and quantiles; for others 1 where absolute",
+        "`\"auto\"` for leaves that are order statistics (absolute error, quantiles): "
+        "2 / min(tau, 1 - tau) - 1, at most 20; 20 if 75 % of the rows have almost no "
+        "curvature. Rows of the whole table count, whatever their weight and "
+        "`subsample`.")]
     subsample: Annotated[Number, _traced(1.0, _SHARE, "Sampling",
         "the share of rows that a round learns from",
         "Drawn without replacement, whole groups for losses of groups; below 1 the "
@@ -262,31 +292,6 @@ class RoundSettings(TypedDict, total=False):
         "the most codes of a feature that splits off one category at a time",
         "Such splits are without `category_l2` and `min_category_weight`, as in "
         "LightGBM and XGBoost.")]
-    curvature: Annotated[Curvature, Setting("auto", _check_curvature, "Loss",
-        "the second-order weight of a row: a policy, or a function of score and "
-        "target",
-        "`\"auto\"`, `\"exact\"`, `\"secant\"`, `\"absolute\"` or `\"unit\"`; for "
-        "[distributions](distributions.md) also `\"fisher\"`, `\"natural\"` or "
-        "`\"standardized\"` (which is auto); for [losses of groups](groups.md) only "
-        "`\"probe\"` (which is auto) or `\"unit\"`; formulas: [Curvature]"
-        "(curvature.md). Or, for losses of one row, a function with the arguments of "
-        "the loss that returns a number, for K > 1 K numbers or a K x K matrix (its "
-        "diagonal is used). It should be positive (the Fisher information of a "
-        "likelihood, for example).")]
-    leaf_solver: Annotated[LeafSolver, Setting("auto", _one_of(LeafSolver), "Loss",
-        "the method that computes leaf values",
-        "`\"newton\"`: -G / (H + `l2`), where H sums `curvature`; `\"hessian\"`: the "
-        "same with the second derivatives of the loss, whatever `curvature` is; "
-        "`\"exact\"`: the argmin of the leaf's loss; `\"guarded\"`: the Newton step, "
-        "replaced by the argmin in leaves where it falls short of its predicted "
-        "decrease, and in all leaves if 75 % of the rows have almost no curvature; "
-        "`\"line_search\"`: the Newton steps times one multiplier per tree; "
-        "`\"median_step\"`: one step from the median of the rows' own minimizers, "
-        "without `l2` (for Huber's loss and similar ones); `\"joint\"`: one Newton "
-        "step of all leaves for losses of groups, of the K values of a leaf with "
-        "`share_structure`; `\"auto\"`: joint for these, exact for piecewise linear "
-        "losses, newton for quadratic ones (hessian with unit curvature) and for more "
-        "than 64 scores, else guarded. See [Leaves](leaves.md).")]
     share_structure: Annotated[bool | str, Setting("auto", _check_sharing, "Loss",
         "whether one tree serves all K scores of a round, with K values in each leaf",
         "`\"auto\"`: for three scores or more if the learning rates sum to 30 over all "
@@ -401,8 +406,7 @@ class Settings:
 def read_settings(given: Mapping[str, Any]) -> Settings:
     """Checks all settings as far as possible without data.
 
-    Names that are not declared are left out, so that ``locals()`` will do; defaults are
-    filled in.
+    Names that are not declared are left out; defaults are filled in.
     """
     values = {}
     for name, setting in declared(FitSettings).items():

@@ -152,7 +152,7 @@ _PEER_LOSSES = {peer: own for own, peers in _LOSSES.items() for peer in peers.sp
 _PEER_METRICS = {peer: own for own, peers in _METRICS.items() for peer in peers.split()}
 
 
-def find_twins(name: str) -> list[str]:
+def names_elsewhere(name: str) -> list[str]:
     """Returns the names that other libraries have for an argument of jboost."""
     return _NAMES.get(name, "").split()
 

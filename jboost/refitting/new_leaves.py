@@ -7,7 +7,7 @@ those that training would fit at the same leaves, one round after the other.
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -31,10 +31,11 @@ from jboost.boosting.round import (
     sum_shared_leaves,
 )
 from jboost.boosting.settings import (
-    Regularization,
+    LeafSettings,
     Settings,
     learning_rates,
     read_settings,
+    takes_settings,
 )
 from jboost.boosting.state import Arrays, BoostState, Problem, Static
 from jboost.codes.codes import DenseCodes
@@ -44,7 +45,6 @@ from jboost.entry.decorators import on_host
 from jboost.entry.programs import FULL, compiled
 from jboost.kernels.library import resolve_implementation, takes_implementation
 from jboost.model.ensemble import Ensemble, check_model
-from jboost.objective.curvature import Curvature
 from jboost.objective.faults import warn_of_lost_rows
 from jboost.objective.tracing import trace_loss
 from jboost.refitting.model_rows import (
@@ -56,13 +56,13 @@ from jboost.refitting.model_rows import (
 from jboost.training.chunks import Job, open_bar
 from jboost.training.rows import PaddedRows
 from jboost.training.starting import start
-from jboost.trees.leaves import LeafSolver
 from jboost.trees.tree import LeafSums, Tree
 
 
 @explain_arguments
 @on_host("call jb.refit on concrete arrays")
 @takes_implementation
+@takes_settings
 def refit(
     model: Ensemble,
     x: Any,
@@ -72,16 +72,10 @@ def refit(
     sample_weight: Shaped[ArrayLike, " N"] | None = None,
     offset: Shaped[ArrayLike, "N *K"] | None = None,
     decay: float = 0.0,
-    learning_rate: Any = 0.1,
-    l1: float = 0.0,
-    l2: Any = "auto",
-    max_delta_step: float = float("inf"),
-    regularization: Regularization = "relative",
-    curvature: Curvature = "auto",
-    leaf_solver: LeafSolver = "auto",
     init_score: Any = "auto",
     progress: bool = False,
     implementation: str | None = None,
+    **settings: Unpack[LeafSettings],
 ) -> Ensemble:
     """Returns the model with new leaf values, fitted to other rows or another loss.
 
@@ -113,15 +107,15 @@ def refit(
       offset: numbers [N] or [N, K], added to the score.
       decay: the share of the old values that is kept, from 0 (only the rows count) to 1
         (nothing changes).
-      learning_rate: the learning rate of training, which the model does not store: a
-        number, or a schedule: round -> number.
-      l1, l2, max_delta_step, regularization, curvature, leaf_solver: arguments of
-        :func:`jboost.fit`.
       init_score: the new initial score: "auto" for the argmin of the weighted loss,
         "median" of the rows' own minimizers, a number or K numbers.
         ``model.init_score`` keeps the old one.
       progress: shows a bar.
       implementation: the kernels to run, as for :func:`jboost.fit`.
+      {settings}
+
+    The model does not store the settings of training: pass those that differ from the
+    defaults, ``learning_rate`` above all.
 
     Returns:
       A new model. Its ``sums``, which importance and SHAP values use, are those of the
@@ -145,20 +139,18 @@ def refit(
     check_model(model)
     decay = float(checks.check_number("decay", decay, least=0.0, most=1.0))
     # In training, a tree adds nothing if its root is below min_child_weight.
-    settings = read_settings(
+    chosen = read_settings(
         {
-            **locals(), "num_scores": model.num_scores, "min_child_weight": 0.0,
-            "share_structure": model.shares_structure,
+            **settings, "init_score": init_score, "num_scores": model.num_scores,
+            "min_child_weight": 0.0, "share_structure": model.shares_structure,
         }
     )  # fmt: skip
-    rates = np.asarray(learning_rates(learning_rate, model.num_rounds))
-    begin = initial_scores(settings)
+    rates = np.asarray(learning_rates(chosen.learning_rate, model.num_rounds))
+    begin = initial_scores(chosen)
     padded = not isinstance(loss, losses.Adaptive)
     rows = read_rows(model, (x, y, sample_weight, offset), loss, padded)
     with resolve_implementation(rows.rows.data.weights):
-        job = Job(
-            _make_problem(settings, loss, rows.rows), rates, rows.rows, {}, {}, {}
-        )
+        job = Job(_make_problem(chosen, loss, rows.rows), rates, rows.rows, {}, {}, {})
         state, _ = start(job, begin, seed=0)
         if decay > 0:
             mixed = _mix(decay, model.init_score, state.init_score)

@@ -249,7 +249,10 @@ def refine(
       functions using regularized greedy forest"; Adam: Kingma and Ba (2015).
     """
     check_model(model)
-    optimizer = _check_settings(locals())
+    optimizer = _check_settings(
+        optimizer, l2, num_epochs=num_epochs, batch_size=batch_size, seed=seed,
+        early_stopping_epochs=early_stopping_epochs,
+    )  # fmt: skip
     parts = _read_parts(model, loss, x, y, sample_weight, offset, validation)
     with resolve_implementation(parts[0].rows.data.weights):
         programs, fixed, values = _prepare(
@@ -259,9 +262,8 @@ def refine(
         return _run(model, programs, fixed, values, optimizer, limits, progress)
 
 
-def _check_settings(given):
+def _check_settings(optimizer, l2, **integers):
     """Checks the settings; returns the optimizer."""
-    optimizer = given["optimizer"]
     if optimizer is None:
         optimizer = optax.adam(_LEARNING_RATE)
     if not callable(getattr(optimizer, "init", None)) or not callable(
@@ -272,10 +274,10 @@ def _check_settings(given):
             f"optax.adam(0.01), got {show(optimizer)}"
         )
     least = dict(num_epochs=0, early_stopping_epochs=1, batch_size=1, seed=0)
-    for name, minimum in least.items():
-        if given[name] is not None or name in ("num_epochs", "seed"):
-            checks.check_integer(name, given[name], least=minimum)
-    checks.check_number("l2", given["l2"], least=0.0)
+    for name, value in integers.items():
+        if value is not None or name in ("num_epochs", "seed"):
+            checks.check_integer(name, value, least=least[name])
+    checks.check_number("l2", l2, least=0.0)
     return optimizer
 
 

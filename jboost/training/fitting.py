@@ -45,10 +45,7 @@ from jboost.training.preparing import Prepared, make_job, prepare_rows
 from jboost.training.record import Trained
 from jboost.training.request import (
     FitRequest,
-    Judges,
-    Origin,
     RawRows,
-    Watchers,
     read_mesh,
     read_request,
     refuse_large_run,
@@ -186,12 +183,13 @@ def fit(
       True
     """
     rows = RawRows(x, y, sample_weight, offset, feature_names, groups)
-    judges = Judges(validation, metrics, by)
-    watchers = Watchers(callbacks, progress)
-    origin = Origin(model, checkpoint, checkpoint_rounds)
     with use_processes(spans_processes(mesh := read_mesh(mesh, x))):
-        chosen = read_settings(settings)
-        return _train(read_request(rows, loss, chosen, judges, watchers, origin, mesh))
+        request = read_request(
+            rows, loss, read_settings(settings), mesh, validation=validation,
+            metrics=metrics, by=by, callbacks=callbacks, progress=progress, model=model,
+            checkpoint=checkpoint, checkpoint_rounds=checkpoint_rounds,
+        )  # fmt: skip
+        return _train(request)
 
 
 def _train(request: FitRequest) -> Trained:

@@ -43,29 +43,6 @@ class RawRows(NamedTuple):
     groups: Any = None
 
 
-class Judges(NamedTuple):
-    """Validation sets and metrics as the caller gave them; see :func:`jboost.fit`."""
-
-    validation: Any
-    metrics: Any
-    by: Any
-
-
-class Watchers(NamedTuple):
-    """Callbacks and progress as the caller gave them; see :func:`jboost.fit`."""
-
-    callbacks: Any
-    progress: Any
-
-
-class Origin(NamedTuple):
-    """A model or a file to continue from, as given; see :func:`jboost.fit`."""
-
-    model: Any
-    checkpoint: Any
-    checkpoint_rounds: Any
-
-
 class FitRequest(NamedTuple):
     """The checked arguments of one call of ``fit``.
 
@@ -148,17 +125,23 @@ def read_request(
     rows: RawRows,
     loss: Any,
     settings: Settings,
-    judges: Judges,
-    watchers: Watchers,
-    origin: Origin,
     mesh: Mesh | None,
+    *,
+    validation: Any,
+    metrics: Any,
+    by: Any,
+    callbacks: Any,
+    progress: Any,
+    model: Any,
+    checkpoint: Any,
+    checkpoint_rounds: Any,
 ) -> FitRequest:
     """Checks the arguments of ``fit``; exchanges nothing with other processes.
 
     Raises:
       TypeError, ValueError: for bad arguments.
     """
-    settings, model = settings.with_scores(loss, rows.y), origin.model
+    settings = settings.with_scores(loss, rows.y)
     if model is not None:
         model = check_start(model, settings)
         settings = settings.replace(init_score=model.init_score, absent=model.absent)
@@ -167,11 +150,16 @@ def read_request(
         settings.num_rounds,
         first=0 if model is None else model.num_rounds,
     )
-    callbacks = _check_callbacks(watchers.callbacks)
-    path = _read_checkpoint(origin.checkpoint, origin.checkpoint_rounds)
+    watchers = _check_callbacks(callbacks)
+    path = _read_checkpoint(checkpoint, checkpoint_rounds)
     begin = initial_scores(settings)
-    sets = name_sets(judges.validation)
-    by, metrics = _read_metrics(judges, loss, settings, bool(sets))
+    sets = name_sets(validation)
+    criterion, metrics = read_by(by, check_metrics(metrics))
+    metrics = bind_metrics(metrics, loss, settings.num_scores)
+    if criterion.metric is not None and not sets:
+        raise ValueError(f"by={show(by)} needs validation=(x, y), got None")
+    if settings.early_stopping_rounds is not None and not sets:
+        raise ValueError("early_stopping_rounds needs validation=(x, y), got None")
     if isinstance(rows.x, RowSource):
         _check_streamed(rows, settings)
     if rows.groups is not None and mesh is not None:
@@ -186,27 +174,16 @@ def read_request(
         rates=np.asarray(rates),
         begin=begin,
         sets=sets,
-        named=isinstance(judges.validation, dict),
+        named=isinstance(validation, dict),
         metrics=metrics,
-        by=by,
-        watchers=callbacks,
-        progress=checks.check_flag("progress", watchers.progress),
+        by=criterion,
+        watchers=watchers,
+        progress=checks.check_flag("progress", progress),
         mesh=mesh,
         model=model,
         checkpoint=path,
-        checkpoint_rounds=origin.checkpoint_rounds,
+        checkpoint_rounds=checkpoint_rounds,
     )
-
-
-def _read_metrics(judges, loss, settings, validated):
-    """Reads the metrics, and the criterion that rounds are compared by."""
-    by, metrics = read_by(judges.by, check_metrics(judges.metrics))
-    metrics = bind_metrics(metrics, loss, settings.num_scores)
-    if by.metric is not None and not validated:
-        raise ValueError(f"by={show(judges.by)} needs validation=(x, y), got None")
-    if settings.early_stopping_rounds is not None and not validated:
-        raise ValueError("early_stopping_rounds needs validation=(x, y), got None")
-    return by, metrics
 
 
 def _check_streamed(rows, settings):
