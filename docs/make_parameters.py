@@ -20,7 +20,7 @@ _PART = re.compile(
     r"(^## (.+?)\n.*?^<!-- parameters:([^\n]*?) ?-->\n)(.*?)(^<!-- end -->)",
     re.M | re.S,
 )
-_ENTRY = re.compile(r"^ +(\w+): (.*?)(?=^ +\w+: |^ *$)", re.M | re.S)
+_ENTRY = re.compile(r"^( +)(\w+): (.*?)(?=^\1\w+: |^ *$)", re.M | re.S)
 
 
 def write_tables(page: str) -> str:
@@ -35,9 +35,10 @@ def _write_part(part):
         if each.section == section
     }  # fmt: skip
     known = inspect.signature(jb.fit).parameters
-    written = dict(_ENTRY.findall(jb.fit.__doc__.partition("Args:")[2]))
+    entries = _ENTRY.findall(jb.fit.__doc__.partition("Args:")[2])
+    written = {name: text for _, name, text in entries}
     meanings = {name: _as_markdown(each.meaning) for name, each in settings.items()}
-    for name in filter(None, others.replace(",", "").split()):
+    for name in re.findall(r"\w+", others):
         meanings[name] = _as_markdown(written[name])
     rows = [
         f"| `{name}` | `{known[name].default!r}` | {_list_elsewhere(name)} | {each} |"

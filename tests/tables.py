@@ -40,11 +40,11 @@ def squared_distance(scores, target):
     return jnp.sum(jnp.square(scores - target))
 
 
-def _spread(scores, targets, weights):
+def find_spread(scores, targets, weights):
     return jnp.sum(weights * jnp.abs(targets - scores)) / jnp.sum(weights)
 
 
-def _spread_huber(score, target, delta):
+def huber_in_spreads(score, target, delta):
     return jb.losses.huber(score, target, delta=delta)
 
 
@@ -62,7 +62,7 @@ def make_runs():
     """
     x, y = make_regression()
     several, offset = np.stack([y, -x[:, 0]], 1), 0.1 * x
-    spread_huber = jb.losses.adaptive(_spread_huber, _spread, report="first")
+    spread_huber = jb.losses.adaptive(huber_in_spreads, find_spread, report="first")
     losses: dict[str, Any] = {
         "one": (y, jb.losses.squared_error, offset[:, 0]),
         "several": (several, squared_distance, offset[:, :2]),

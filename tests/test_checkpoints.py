@@ -137,26 +137,15 @@ def test_the_argument_that_differs_is_named(tmp_path):
         jb.fit(X, Y, **call)
 
 
-def test_digests_of_blocks_are_read_and_older_ones_refused(tmp_path):
+def test_files_of_older_formats_are_refused(tmp_path):
     path, before = tmp_path / "run", tmp_path / "before"
     jb.fit(X, Y, checkpoint=path, **SMALL)
     kind, fields, arrays, _ = read_container(path)
-    run = fields["fingerprint"]
-    digests = {name: run.pop(name) for name in ("x", "y", "sample_weight", "offset")}
+    del fields["fingerprint"]["y"]
     write_container(Container(kind, fields, arrays), before)
     with pytest.raises(ValueError, match=r"older format.*model=jb\.load"):
         jb.fit(X, Y, checkpoint=before, **SMALL)
     same_bits(jb.load(before), jb.load(path))
-    for name, digest in digests.items():
-        total = int(digest.removeprefix("sum64:"), 16)
-        blocks = np.array([2**64 - 5, (total + 5) % 2**64], np.uint64)
-        arrays[f"blocks.{name}"] = blocks.view(np.uint32).reshape(-1, 2)
-    write_container(Container(kind, fields, arrays), before)
-    same_bits(jb.fit(X, Y, checkpoint=before, **SMALL)[0], jb.load(path))
-    arrays["blocks.y"][0, 0] += 1
-    write_container(Container(kind, fields, arrays), before)
-    with pytest.raises(ValueError, match="what differs is y; repeat"):
-        jb.fit(X, Y, checkpoint=before, **SMALL)
 
 
 RUN = "import sys, test_checkpoints; test_checkpoints.train(*sys.argv[1:], 10_000)"

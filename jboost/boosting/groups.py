@@ -233,7 +233,7 @@ def find_group_start(
 ) -> tuple[Float[Array, " K"], Bool[Array, ""]]:
     """Finds the number that minimizes the loss when it is added to all scores.
 
-    If the loss depends on none of them, all are 0, and the second result is True.
+    If no such number changes the loss, all are 0, and the second result is True.
     """
     weights = objective.weights
 

@@ -24,9 +24,9 @@ from jboost.objective.minimizers import find_minimizers
 from jboost.objective.tracing import trace_loss
 
 _POINTS = 400  # scores on either side of the minimizer
-_REACH = 30.0  # how far, in units of max(1, |minimizer|)
+_REACH = 30.0  # the farthest score, in units of max(1, |minimizer|)
 _NOISE = 1e-6  # relative to the largest Hessian: below it, a Hessian is rounding error
-_CLOSEST = 1e-5  # how close, in the same units
+_CLOSEST = 1e-5  # the closest score, in the same units
 
 Intervals = tuple[tuple[float, float], ...]
 
@@ -179,7 +179,9 @@ def _look_along(loss, k, policy, size, constants, targets, points, reach):
     parameters = ()
     if loss.estimate is not None:
         rows = origin[0] if loss.num_scores == 1 else origin.T
-        parameters = loss.estimate(constants, rows, targets, jnp.ones(size))
+        parameters = loss.estimate(
+            constants, rows, targets, jnp.ones(size, jnp.float32)
+        )
     objective = Objective(loss, constants, targets, parameters, None)
     # Training skips this search for quadratic losses; the report shows it for all.
     own = find_minimizers(objective, size)

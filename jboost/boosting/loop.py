@@ -441,7 +441,7 @@ def init(
       groups: the groups of a loss of a group of rows: the result of
         :func:`jboost.make_groups`, "all", or :func:`jboost.random_groups`; see
         :func:`jboost.fit`. Ids are also accepted if nothing is traced.
-      num_scores: K; see :func:`jboost.fit`.
+      num_scores: K, the scores of a row; the page "Parameters" explains it.
       init_score: the initial score: ``"auto"`` for the constant that minimizes the
         weighted loss, ``"median"`` for the median of the rows' own minimizers, or a
         number or K numbers.
@@ -503,7 +503,8 @@ def boost_step(
         these numbers; a ``leaf_solver`` that needs values of the loss still takes them
         from ``loss``.
       categories: ``bins.categories``; None if no column is categorical.
-      implementation: "xla", "cpu" or "cuda", or None; see :func:`jboost.fit`.
+      implementation: "xla", "cpu" or "cuda", or None; see
+        :func:`jboost.implementations`.
       {settings}
 
     Returns:
@@ -614,7 +615,8 @@ def boost(
         be sharded over the mesh already; scores are returned sharded, trees are the
         same on all devices. Not with sparse codes, ``candidates`` other than "global",
         ``derivatives`` or derivatives of training.
-      implementation: "xla", "cpu" or "cuda", or None; see :func:`jboost.fit`.
+      implementation: "xla", "cpu" or "cuda", or None; see
+        :func:`jboost.implementations`.
       {settings}
 
     Returns:

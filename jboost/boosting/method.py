@@ -73,7 +73,7 @@ class Method:
 
 
 class Numbers(NamedTuple):
-    """The traced part of the settings; see :func:`jboost.fit`.
+    """The traced part of the settings; the page "Parameters" explains them.
 
     ``subsample`` is None where it is known to be 1: a program then samples no rows.
     """

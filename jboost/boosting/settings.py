@@ -173,7 +173,8 @@ class LeafSettings(TypedDict, total=False):
         "weight), also for `min_child_weight`, `min_gain` and `l1`.")]
     max_delta_step: Annotated[Number, _traced(_INF, _number(least=0.0, finite=False),
         "Trees",
-        "the largest magnitude of a leaf value before the learning rate; 0: no limit")]
+        "the largest magnitude of a leaf value before the learning rate; inf or 0: no "
+        "limit")]
     regularization: Annotated[Regularization, Setting(
         "relative", _one_of(Regularization), "Trees",
         "whether l1, l2, min_gain and min_child_weight count average rows (relative) "
@@ -239,7 +240,7 @@ class RoundSettings(LeafSettings, total=False):
         "`subsample`.")]
     subsample: Annotated[Number, _traced(1.0, _SHARE, "Sampling",
         "the share of rows that a round learns from",
-        "Drawn without replacement, whole groups for losses of groups; below 1 the "
+        "Exact, without replacement, whole groups for losses of groups; below 1 the "
         "history has each round's improvement on the other rows.")]
     colsample_bytree: Annotated[Number, _traced(1.0, _SHARE, "Sampling",
         "the share of features for each tree")]

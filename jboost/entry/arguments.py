@@ -43,6 +43,8 @@ _NAMES: dict[str, str] = {
     "by": "stop_on first_metric_only maximize",
     "early_stopping_rounds": "early_stopping early_stopping_round n_iter_no_change "
     "od_wait",
+    "groups": "qid",
+    "share_structure": "multi_strategy",
     "seed": "random_state random_seed",
     "progress": "verbose verbosity verbose_eval silent logging_level",
     "monotone": "monotone_constraints monotonic_cst",

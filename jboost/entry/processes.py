@@ -8,7 +8,7 @@ import multiprocessing
 import os
 import sys
 
-_forked = False  # from a process that had started JAX
+_forked = False  # whether this process was forked from one that had started JAX
 
 
 def was_forked() -> bool:

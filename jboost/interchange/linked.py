@@ -166,7 +166,7 @@ _WHOLE = 2.0**24  # float32 cannot hold all whole numbers from here on
 # that matters (up to 1 / 2^11 on average) is rounded to the other side.
 _LEAST_STEPS = 2.0**10
 _BINS = 255  # as many bins share the range of a column by default
-_TINIEST = float(np.finfo(np.float32).tiny)
+_TINY = float(np.finfo(np.float32).tiny)
 
 
 def _find_wide(feature, threshold, ranges):
@@ -191,7 +191,7 @@ def _is_narrow(values, parts=1):
     """Returns whether a gap, in equal parts, is smaller than it may be."""
     size = np.maximum(np.abs(values[1:]), np.abs(values[:-1]))
     with np.errstate(over="ignore", invalid="ignore"):
-        step = np.maximum(np.spacing(size.astype(np.float32)), _TINIEST)
+        step = np.maximum(np.spacing(size.astype(np.float32)), _TINY)
         gap = np.diff(values) / parts
     return bool(np.any((gap < _LEAST_STEPS * step) & (gap > 0)))
 
@@ -199,7 +199,6 @@ def _is_narrow(values, parts=1):
 # Trees up to this depth are stored in heap order, for a faster prediction kernel.
 # Deeper heaps would spend too much memory on unused nodes.
 _HEAP_DEPTH = 8
-_TINY = np.finfo(np.float32).tiny
 _OF_LEAVES = ("value", "gradient", "curvature", "weight")
 _NODE_BYTES = 30  # size of a node in the arrays, without its set of categories
 

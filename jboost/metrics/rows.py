@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Metrics of rows: of predictions, and of probabilities and labels.
+"""Metrics of rows, from predictions, probabilities or labels.
 
 They take scores, and the inverse link that turns these into predictions.
 """
@@ -25,9 +25,9 @@ from jboost.metrics.reading import (
 def log_loss(scores, targets, weights, inverse_link):
     """Returns the mean of -log(predicted probability of the true class) (``log_loss``).
 
-    For two or K classes, or the mean over K labels, of targets [N, K] with NaN where
-    unknown. Targets of two classes can be probabilities. With the links
-    sigmoid and softmax it is computed from the scores; with any other link,
+    It takes two or K classes. For targets [N, K], which may be NaN where unknown, it is
+    the mean over the labels. Targets of two classes can be probabilities. With the
+    links sigmoid and softmax it is computed from the scores; with any other link,
     probabilities are clipped to [e, 1 - e], e = 2^-23, as in scikit-learn for float32.
     """
     logs = _log_probabilities(scores, inverse_link)
@@ -44,7 +44,7 @@ def log_loss(scores, targets, weights, inverse_link):
 def brier(scores, targets, weights, inverse_link):
     """Returns the mean of (p - target)^2, summed over K > 2 (``brier_score_loss``).
 
-    Of targets [N, K], labels with NaN where unknown, it is the mean over the labels.
+    For targets [N, K], which may be NaN where unknown, it is the mean over the labels.
     """
     found = link_rows(scores, inverse_link)
     if found.ndim == 1:
@@ -61,15 +61,18 @@ def brier(scores, targets, weights, inverse_link):
 def accuracy(scores, targets, weights, inverse_link):
     """Returns the fraction of correct labels (``accuracy_score``); larger is better.
 
-    The label is the class with the largest probability. For two classes and one score,
-    it is the second class if its probability is above 1/2.
+    Targets are [N]. The label is the class with the largest probability. For two
+    classes and one score, it is the second class if its probability is above 1/2.
     """
     return 1 - _find_error(scores, targets, weights, inverse_link)
 
 
 @of_rows()
 def error(scores, targets, weights, inverse_link):
-    """Returns the fraction of wrong labels, 1 - accuracy (``zero_one_loss``)."""
+    """Returns the fraction of wrong labels, 1 - accuracy (``zero_one_loss``).
+
+    Targets are [N].
+    """
     return _find_error(scores, targets, weights, inverse_link)
 
 
@@ -171,8 +174,8 @@ def mape(found, targets, weights):
 def r2(found, targets, weights):
     """Returns 1 - squared error / variance (``r2_score``); larger is better.
 
-    Of equal targets it is 1 if all predictions are exact, otherwise 0; of a single
-    target it is NaN. Rows of weight 0 do not count.
+    It is 1 for equal targets that are all predicted exactly, 0 for other predictions of
+    equal targets, and NaN for a single target. Rows of weight 0 do not count.
     """
     center = targets - mean_rows(targets, weights)[:, None]
     left = mean_rows(jnp.square(found - targets), weights)
@@ -190,8 +193,8 @@ def r2(found, targets, weights):
 def poisson_deviance(found, targets, weights):
     """Returns the mean of 2 (t log(t / p) - t + p) (``mean_poisson_deviance``).
 
-    NaN unless all targets t >= 0 and all predictions p >= 0. At p = 0, which scores
-    below -87 round to, it is the limit: 0 for t = 0, otherwise infinite.
+    It is NaN unless all targets t >= 0 and all predictions p >= 0. At p = 0, which
+    scores below -87 round to, it is the limit: 0 for t = 0, otherwise infinite.
     """
     ratio = jnp.where(targets > 0, targets / found, 1)
     value = jax.scipy.special.xlogy(targets, ratio) - targets + found
@@ -204,7 +207,7 @@ def poisson_deviance(found, targets, weights):
 def gamma_deviance(found, targets, weights):
     """Returns the mean of 2 (log(p / t) + t / p - 1) (``mean_gamma_deviance``).
 
-    NaN unless all targets t > 0 and all predictions p >= 0; infinite at p = 0.
+    It is NaN unless all targets t > 0 and all predictions p >= 0; infinite at p = 0.
     """
     ratio = targets / found
     value = jnp.where(found > 0, ratio - jnp.log(ratio) - 1, jnp.inf)

@@ -26,11 +26,12 @@ _BLOCK_NUMBERS = 1 << 20  # largest number of results per block, for K > 1
 
 
 def map_rows(
-    objective: Any, program: Callable[..., Any], scores, finish=lambda rows: rows
-):
+    objective: "Objective",
+    program: Callable[..., Any],
+    scores: Any,
+    finish: Any = lambda rows: rows,
+) -> Any:
     """Evaluates a program at all rows; ``finish`` moves rows to the last axis.
-
-    ``objective`` is a :class:`jboost.objective.evaluation.Objective`.
 
     For K > 1 it evaluates one block of rows at a time to save memory: Hessians take K^2
     numbers per row, and even gradients would otherwise exist in two layouts.

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 _LOW, _MIDDLE, _HIGH = "#0072B2", "#A65FA8", "#D55E00"  # legible on light and dark
 _EDGES = (0.05, 0.95)  # quantiles of a feature at the ends of the color scale
 _WIDTH = 0.38  # half the width of a swarm; features are 1 apart
-_BINS = 80  # along the x-axis; points of a bin are spread vertically
+_BINS = 80  # bins along the x-axis; points of a bin are spread vertically
 _FULL = 12  # least number of points in the fullest bin of a swarm of full width
 _DECILES = np.arange(0.1, 0.95, 0.1)
 _LEVELS = 12  # levels of a contour plot
@@ -45,7 +45,7 @@ _CROWDED = 46  # characters of tick labels that fit along the x-axis unrotated
 _DASHES = dict(linestyle="", marker="_", markersize=10)
 _POINTS = dict(linestyle="", marker="o", markersize=7)
 _MOST_LINES = 10  # one per category; more categories become a heat map
-_MOST_TICKS = 25  # on a numeric axis; every category has a tick
+_MOST_TICKS = 25  # ticks of a numeric axis; every category has one
 
 
 def importance(

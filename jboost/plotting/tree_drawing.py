@@ -49,7 +49,7 @@ def draw_tree(ax: Axes | None, table: Any, sideways: bool) -> Axes:
     ax.set_axis_off()
     ax.set(aspect="equal", xlim=(0, width), ylim=(height, 0))
     artists = _draw_edges(ax, table, middle, size, sideways)
-    style: Any = dict(fontsize=_FONT, parse_math=False, color=ink(ax))
+    style: Any = dict(fontsize=_FONT, parse_math=False, color=ink(ax), clip_on=True)
     inside: Any = dict(ha="center", va="center", linespacing=1.2)
     rows = zip(table.nodes, middle, size, words, _color_leaves(table), strict=True)
     for node, (x, y), (across, down), lines, fill in rows:

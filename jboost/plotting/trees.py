@@ -237,7 +237,7 @@ def _list_nodes(tree, values, max_depth, say) -> list[Node]:
                 is_left=bool(tree.left[parent] == node),
                 depth=int(depths[node]),
                 is_split=inside,
-                missing_left=bool(tree.missing_left[node]) if inside else True,
+                missing_left=bool(tree.missing_left[node]),
                 values=tuple(values[node].tolist()) if is_leaf else (),
                 words=say(node, leaves[node], not (inside or is_leaf)),
             )

@@ -38,7 +38,7 @@ from jboost.training.chunks import move_bar, open_bar, pace_rounds
 from jboost.training.rows import name_sets
 from jboost.trees.leaf_operations import add_values
 
-_MOST_EPOCHS = 64  # in one call of the compiled program
+_MOST_EPOCHS = 64  # the most epochs in one call of the compiled program
 _LEARNING_RATE = 0.01
 
 

@@ -615,11 +615,11 @@ def _record_round(study, point, curve, losses, trees, parameters, scores):
     if study.keeps_models:
         curve.scores[curve.num_rounds] = scores
     curve.add(trees, losses, metrics, None, parameters)
+    best = curve.best_round()
     if study.keeps_models:
         # Another round counts from here on, wherever an interrupt strikes.
-        best = curve.best_round()
         curve.scores = {r: found for r, found in curve.scores.items() if r == best}
-    curve.over = curve.is_over(study.patience)
+    curve.over = curve.is_over(study.patience, best)
 
 
 def _read_folds(study, scores):

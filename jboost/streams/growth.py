@@ -472,7 +472,7 @@ class NativeGrower:
 
     def row_bytes(self) -> int:
         """Returns the bytes of a row while a tree grows, besides its leaf."""
-        return 1  # how often it counts
+        return 1  # the number of times that it counts
 
     def start_bytes(self, rows: Any, words: Any, num_rows: int) -> int:
         """Returns the bytes that the start of a tree adds to its rows."""

@@ -41,8 +41,6 @@ from jboost.streams.folders import BlockError, Folders, as_text, trim_heap
 from jboost.training.rows import PaddedRows
 from jboost.training.sharded import padded_rows, spread_rows
 
-Names = tuple[str, ...] | None
-
 
 class BlockTable(NamedTuple):
     """Rows on disk.
@@ -195,7 +193,7 @@ def write_table(
         seen, bins, kind = _sketch(source, max_bins, options)
         options.plan(bins, _lay_out(seen.num_rows, bins, options), kind)
     with agree(*_FAILURES):
-        writer, weight = _write(source, bins, max_bins, seen, options)
+        writer, weight = _write(source, bins, seen, options)
     _compare_processes(writer.first)
     if not any(gather_numbers(int(writer.num_rows > 0))):
         raise ValueError("source must give at least one row, got none")
@@ -290,7 +288,7 @@ def _check_rows(batch, num_rows, options):
         )
 
 
-def _write(source, bins, max_bins, seen, options):
+def _write(source, bins, seen, options):
     """Writes the blocks in one pass; ``seen`` is the pass before it, or None.
 
     Returns the writer, and the total weight of all rows.

@@ -77,7 +77,8 @@ def take_fingerprint(
     """
     digests = _hash_rows("", job.rows, runner.read_codes())
     for name, part in job.sets.items():
-        digests |= _hash_rows(f"{name} ", part, part.read_codes())
+        place = request.sets[name][0]
+        digests |= _hash_rows(f"{place} ", part, part.read_codes())
     return describe_run(request, prepared, job) | digests
 
 
@@ -105,7 +106,7 @@ def describe_run(request: FitRequest, prepared: Prepared, job: Job) -> dict[str,
         begin = "auto" if begin is None else "median"
     rows = _describe_rows("", job.rows)
     for name, part in job.sets.items():
-        rows |= _describe_rows(f"{name} ", part)
+        rows |= _describe_rows(f"{request.sets[name][0]} ", part)
     found = {
         "jboost": library_version(),
         "jax": jax.__version__,
@@ -493,16 +494,6 @@ def read_checkpoint(checkpoint: Checkpoint) -> Container | None:
     if container.type != "Checkpoint":
         raise FileError(f"checkpoint {name} holds {container.type}, not a checkpoint")
     old, new = container.fields.get("fingerprint"), checkpoint.fingerprint
-    if isinstance(old, dict):
-        # Earlier files have a digest of two words for each block of 2^18 rows.
-        old |= {
-            re.sub(r"\bgroups$", "numbers of groups", key.removeprefix("blocks.")): (
-                _write_sum(words.view(np.uint64))
-            )
-            for key, words in container.arrays.items()
-            if key.startswith("blocks.") and words.shape[1:] == (2,)
-            if words.dtype == np.uint32
-        }
     if not isinstance(old, dict) or "y" not in old:
         raise ValueError(
             f"checkpoint {name} was written by {container.written_by} in an older "

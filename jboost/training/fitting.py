@@ -134,16 +134,16 @@ def fit(
       loss: ``loss(score, target) -> scalar`` for one row, in jax.numpy, with ``groups``
         ``loss(scores, targets, *, where)`` for the rows of a group; or the result of
         :func:`jboost.losses.adaptive`. See :mod:`jboost.losses`.
-      sample_weight: row weights, >= 0; a row of weight 0 may hold NaN.
+      sample_weight: row weights, >= 0; a row of weight 0 may hold NaN. None: all are 1.
       offset: [N] or [N, K], added to the score (a base margin: log exposure, say);
         must be passed to ``predict`` as well.
       groups: N ids in any order (queries, subjects, bags), "all" for one group of all
         rows, or :func:`jboost.random_groups`; see the page "Losses of groups".
       validation: (x, y), (x, y, sample_weight) or (x, y, sample_weight, offset), or
         :func:`jboost.rows`; or a dict of such sets; early stopping uses the first.
-      metrics: values to report besides the loss: names of :mod:`jboost.metrics`,
-        functions f(scores, targets, weights) or, as in scikit-learn, f(y_true, y_pred,
-        sample_weight=...); or {name: function}.
+      metrics: values to report for training and validation rows besides the loss: names
+        of :mod:`jboost.metrics`, functions f(scores, targets, weights) or, as in
+        scikit-learn, f(y_true, y_pred, sample_weight=...); or {name: function}.
       by: the criterion that compares rounds, for early stopping and
         ``history.best_round``: "loss" (or None), the name of a metric, or (name,
         "max"). For custom functions lower is better unless you pass (name, "max").
@@ -153,8 +153,8 @@ def fit(
       feature_names: F different names, kept in the model; a data frame has its own.
       implementation: "xla", "cpu" or "cuda", or None for the best where the program
         runs; all give the same model. See :func:`jboost.implementations`.
-      mesh: a ``jax.sharding.Mesh`` of devices that share the rows; the model is that of
-        one device, bit for bit. See the page "Many machines".
+      mesh: a ``jax.sharding.Mesh`` of devices that share the rows, in order; the model
+        is that of one device, bit for bit. See the page "Many machines".
       model: a model to continue with ``num_rounds`` more rounds.
       checkpoint: the path of a file that keeps the run; the same call continues from
         it, bit for bit. Only ``num_rounds`` may be raised.

@@ -246,8 +246,8 @@ def _make_chunk(run: FitRun, position: Position, first: int, count: int) -> Chun
     chunk = chunk._replace(**seen, snapshots=tuple(snapshots))
     _, num_rows = run.job.rows.division
     warn_of_lost_rows(before, np.asarray(chunk.state.lost), num_rows)
-    moved = np.any(chunk.trees.leaf_value[0]) or run.job.rates[first] == 0
-    if first == run.record.restored and not moved:
+    begins = first == run.record.restored and run.job.rates[first] != 0
+    if begins and not np.any(chunk.trees.leaf_value[0]):
         check_first(run.record, run.job.problem, run.job.rows, chunk.state)
     return chunk
 

@@ -85,7 +85,7 @@ class Compared(NamedTuple):
     """The rows that rounds are compared on.
 
     Attributes:
-      place: how messages refer to the rows.
+      place: the name of the rows in messages.
       values: the criterion after each round on these rows.
       targets, weights: the targets and weights of the rows; None: unknown.
     """

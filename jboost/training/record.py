@@ -392,10 +392,12 @@ class Record:
             return self.num_rounds - 1
         return self.by.find_best(self.compared(*fold))
 
-    def is_over(self, patience: int | None) -> bool:
-        """Returns whether the best round is ``patience`` rounds ago."""
+    def is_over(self, patience: int | None, best: int | None = None) -> bool:
+        """Returns whether the best round, if known ``best``, is ``patience`` ago."""
         last = self.num_rounds - 1
-        return bool(patience) and last >= 0 and last - self.best_round() >= patience
+        if not patience or last < 0:
+            return False
+        return last - (self.best_round() if best is None else best) >= patience
 
     def check_losses(self, losses: Float[np.ndarray, "*folds S"]) -> None:
         """Checks the losses of the next round before they are added.
@@ -457,7 +459,7 @@ class Record:
         """Returns the history of one run.
 
         Args:
-          kept: how many rounds the model holds; None: all of them.
+          kept: the number of rounds that the model holds; None: all of them.
           fold: the fold of the run in cross-validation.
         """
 

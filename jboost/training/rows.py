@@ -50,7 +50,7 @@ class PaddedRows(NamedTuple):
       data: their codes, targets, weights and offset.
       size: the number of rows of this process; others are padding.
       num_features: the number of columns; those beyond are padding.
-      spread: how the rows are divided among devices; None: all are on one.
+      spread: the division of the rows among devices; None: all are on one.
     """
 
     data: Data

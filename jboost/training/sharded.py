@@ -168,7 +168,8 @@ def check_devices(mesh: Mesh) -> None:
 def compile_start(spread: RowLayout, find_start: Callable[..., Any], loss: Any) -> Any:
     """Compiles a function of constants, data and a StartPoint for every shard.
 
-    It returns state, rule, the loss of each row, and :func:`is_unbounded`.
+    It returns state, rule, the loss of each row, and the result of
+    :func:`jboost.trees.initial.is_unbounded`.
     """
     shards = spread.shards
     columns = rows_of(shards, 1)

@@ -365,9 +365,10 @@ def start(
       job: the run.
       init_score: the score to start from, a :class:`MedianStart`, or None: the argmin.
       seed: the random seed of the run.
-      in_memory: whether many rows, too, may take small programs one after another,
-        which compile in a fraction of the time of one program; the memory that one
-        program takes is known beforehand.
+      in_memory: whether many rows may take small programs one after another, which
+        compile in a fraction of the time of one program. The memory that one program
+        takes is known beforehand, so that streams of many rows, or of one score, take
+        that one.
 
     Returns:
       The state, and the rule that gave the initial score; see
@@ -403,8 +404,9 @@ def _start_in_stages(job, begin, in_memory):
     num_scores, size = rows.offset.shape
     if rows.spread is not None:
         size = rows.spread.shards.padded
-    # Stages on few rows may round in another way than one program does; those of one
-    # score do not, and the plan of a stream's memory has compiled that program already.
+    # One program may round few rows in another way than stages do, so streams of few
+    # rows take stages, too. For one score both give the same bits, and the plan of the
+    # stream's memory has compiled the one program.
     few = num_scores * size <= FEW and (in_memory or num_scores > 1)
     if not few and not (in_memory and rows.spread is None):
         return _start_in_one_program(job, begin)
@@ -496,10 +498,10 @@ def check_minimizers(
         run = compile_for_rows(rows.spread, _find_slopes, problem.loss, results=columns)
         slopes = run(problem.constants, data, state)
     with agree():
-        _check_found(problem, rows, state, slopes, setting)
+        _check_found(rows, state, slopes, setting)
 
 
-def _check_found(problem, rows, state, slopes, setting):
+def _check_found(rows, state, slopes, setting):
     slopes, minimizer = rows.fetch((slopes, state.minimizer), axis=1)
     missing = ~np.isfinite(minimizer) & (slopes != 0)
     targets, weights = rows.real

@@ -356,7 +356,7 @@ def step_from_median(objective: Objective, groups: LeafProblems) -> Float[Array,
     known = jnp.isfinite(objective.minimizer[groups.k])
     slope = gradients(objective, shift_scores(groups, middle))[groups.k]
     curvature = hessians(objective, objective.minimizer)[groups.k]
-    lost = jnp.where(known | (slope == 0), 0.0, jnp.nan)
+    lost = jnp.where(known | (slope == 0), 0, jnp.float32(jnp.nan))
     channels = (slope, jnp.where(known, curvature, 0.0), lost)
     sums = sum_channels(channels, groups.group, middle.shape[0], groups.weights)
     slope, weight, doubt = sums

@@ -22,7 +22,7 @@ from jboost.trees.splitting import UNBOUNDED, ValueLimits
 class TreeLimits(NamedTuple):
     """The numbers that shape a tree; all may be traced.
 
-    See :func:`jboost.fit` for their meaning. None: no limit.
+    The page "Parameters" explains them. None: no limit.
 
     Attributes:
       values: limits of leaf values; the root's bounds are those of

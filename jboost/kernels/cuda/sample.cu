@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Samples the features that each node may be split by: of all features the tree's, of
-// these the level's, of these the node's; see ../../numerics/sampling.py.
+// these the level's, of these the node's; see ../../trees/levels.py.
 //
 // One block samples for one node. Each thread owns some of the features.
 #include "prelude.h"
 
-// ../../numerics/random_bits.py: hash_words.
+// ../../numerics/random.py: hash_words.
 __device__ __forceinline__ u32 hash_word(u32 word, const u32* seed) {
   for (int part = 0; part < 2; ++part) {
     word += seed[part];
