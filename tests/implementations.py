@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which implementations run on the device that tests use, and what it promises."""
+"""Which implementations and instruction sets run on the device that tests use."""
 
-import jax
-import numpy as np
 import pytest
 
 import jboost as jb
+from jboost.kernels import calls
 
 # Plain XLA, and the kernels of the device, if there are any.
 IMPLEMENTATIONS = tuple(dict.fromkeys(("xla", jb.implementations()["training"])))
@@ -14,13 +13,15 @@ needs_cpu_kernels = pytest.mark.skipif(
 )
 
 
-def assert_same_values(found, expected):
-    """Compares floats of two programs: bit for bit on a CPU.
+def each_isa():
+    """Yields each instruction set that this processor has, in use; the best last.
 
-    On a GPU, XLA rounds a division in the last bit as each program has it compiled;
-    see "Same bits" in docs/gpus.md.
+    Afterwards the one from before is in use: the sanitizers test one at a time.
     """
-    if jax.default_backend() == "gpu":
-        np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6)
-    else:
-        np.testing.assert_array_equal(found, expected)
+    before = calls.current_isa()
+    try:
+        for isa in calls.ISAS[: calls.ISAS.index(calls.best_isa()) + 1]:
+            calls.set_isa(isa)
+            yield isa
+    finally:
+        calls.set_isa(before)

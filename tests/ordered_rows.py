@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What test_ordered_sketch.py sketches, and test_gathering.py in each process."""
+"""Sketches for test_ordered_sketch.py and for the processes of test_gathering.py."""
 
 import numpy as np
 

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import references
+from implementations import each_isa
 
 import jboost as jb
 from jboost.codes import binning, thresholds
@@ -24,13 +25,6 @@ pytestmark = pytest.mark.skipif(
 INF = np.inf
 TINY = np.finfo(np.float32).tiny
 COUNTED_ROWS = 60_000  # beyond what is sorted whole
-
-
-def each_isa():
-    """Yields each instruction set that this processor has, in use."""
-    for isa in calls.ISAS[: calls.ISAS.index(calls.best_isa()) + 1]:
-        calls.set_isa(isa)
-        yield isa
 
 
 def odd_columns(num_rows, seed=0):

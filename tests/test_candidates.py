@@ -435,16 +435,31 @@ def test_more_values_than_any_histogram_has_bins():
     np.testing.assert_allclose(history.validation_loss, [expected], atol=1e-6)
 
 
-def test_boost_learns_as_fit_does():
+def test_boost_learns_as_fit_does_and_in_batches():
     x, y = make_few()
     settings = dict(FEW, candidates="local", max_bins=12)
     bins = jb.fit_bins(x, max_bins=None)
     binned = jb.apply_bins(bins, x)
     assert bins.num_bins == 128 and binned.dtype == jnp.uint8
-    loss, key = jb.losses.squared_error, jax.random.key(0)
-    trees, _ = jb.boost(binned, y, loss, key, **settings)
-    model, _ = jb.fit(x, y, **settings)
-    chex.assert_trees_all_equal(jb.to_ensemble(trees, bins), model)
+
+    def train(rate):
+        return jb.boost(
+            binned, y, jb.losses.squared_error, jax.random.key(0), **settings,
+            learning_rate=rate,
+        )  # fmt: skip
+
+    rates = (0.1, 0.5)
+    found = jax.jit(jax.vmap(train))(jnp.array(rates))
+    for number, rate in enumerate(rates):
+        alone = train(rate)
+        model, _ = jb.fit(x, y, learning_rate=rate, **settings)
+        chex.assert_trees_all_equal(jb.to_ensemble(alone[0], bins), model)
+        member = jax.tree.map(lambda array, n=number: array[n], found)
+        for name in ("feature", "threshold", "missing_left"):
+            splits = (getattr(each[0].trees, name) for each in (member, alone))
+            np.testing.assert_array_equal(*splits)
+        # A batch is another program, which may round in the last bit.
+        chex.assert_trees_all_close(member, alone, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("dtype", [jnp.uint8, jnp.uint32])

@@ -19,7 +19,7 @@ LATER = make_regression(seed=5)
 RUNS = make_runs()
 
 
-@pytest.mark.parametrize("name", ["one", "adaptive"])
+@pytest.mark.parametrize("name", ["categories", "several", "adaptive"])
 def test_rounds_in_two_parts_are_the_rounds(name):
     """With their histories; test_routes.py has other losses and tables."""
     whole, history = jb.fit(**RUNS[name], num_rounds=8)

@@ -223,10 +223,14 @@ def test_a_batch_is_one_launch():
     assert str(jax.make_jaxpr(batched)(both, nodes)).count("ffi_call[") == 1
 
 
+WIDE = np.random.default_rng(1).normal(size=(300, 3)).astype(np.float32)
 TREES = dict(num_rounds=2, max_depth=3)
 CASES = dict(
     squared=dict(),
-    absolute=dict(loss=jb.losses.absolute_error, max_bins=1000, max_leaves=5),
+    absolute=dict(
+        x=WIDE, y=WIDE[:, 0], loss=jb.losses.absolute_error, max_bins=1000,
+        max_leaves=5,
+    ),
     logistic=dict(
         y=Y > 1, loss=jb.losses.logistic, colsample_bytree=0.7, colsample_bynode=0.5,
         subsample=0.6, min_child_samples=9, sample_weight=np.arange(len(Y)) % 4,
@@ -242,6 +246,14 @@ CASES = dict(
 def train(case, implementation):
     call = dict(x=X, y=Y) | TREES | CASES[case]
     return jb.fit(**call, implementation=implementation)
+
+
+def test_cases_have_codes_of_one_byte_and_of_two():
+    codes = (
+        jb.apply_bins(jb.fit_bins(x, max_bins=max_bins), x)
+        for x, max_bins in ((X, 256), (WIDE, CASES["absolute"]["max_bins"]))
+    )
+    assert [each.dtype for each in codes] == [np.uint8, np.uint16]
 
 
 @pytest.mark.parametrize("case", CASES)

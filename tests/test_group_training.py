@@ -73,6 +73,13 @@ def test_order_and_names_of_groups_do_not_matter(trained):
     np.testing.assert_allclose(jb.predict(model, X), expected, atol=1e-5)
 
 
+def test_sum_of_row_losses_is_the_loss_of_rows():
+    model, _ = jb.fit(X, LATENT, weighing, groups=IDS, **SMALL)
+    rows, _ = jb.fit(X, LATENT, jb.losses.squared_error, **SMALL)
+    expected = jb.predict(rows, X)
+    np.testing.assert_allclose(jb.predict(model, X), expected, atol=1e-5)
+
+
 def test_weight_two_is_a_second_group_and_zero_is_none():
     weights = np.repeat(RNG.integers(0, 3, 40), 6).astype(np.float32)
     weighted, _ = jb.fit(X, Y, listwise, groups=IDS, sample_weight=weights, **SMALL)

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from by_column import find_leaves, grow_levels
+from implementations import each_isa
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
@@ -43,9 +44,10 @@ ISAS = calls.ISAS[: BEST + 1]
 
 @pytest.fixture(params=ISAS)
 def isa(request):
+    before = calls.current_isa()
     calls.set_isa(request.param)
     yield request.param
-    calls.set_isa(calls.best_isa())
+    calls.set_isa(before)
 
 
 def make_rows(num_rows, num_features, num_bins, missing=0.0, bag=1.0, uniform=False):
@@ -176,10 +178,8 @@ def test_constrained_trees_are_those_of_plain_xla(name):
     sizes = dict(max_depth=depth, num_bins=bins, max_leaves=max_leaves, uniform=uniform)
     expected = grow(rows, limits, "xla", **sizes)
     assert len(np.unique(expected[0].bounds)) > 4
-    for name in ISAS:
-        calls.set_isa(name)
+    for _ in each_isa():
         chex.assert_trees_all_equal(grow(rows, limits, "cpu", **sizes), expected)
-    calls.set_isa(calls.best_isa())
 
 
 def test_at_most_so_many_nodes_as_rows_allow():
@@ -318,8 +318,7 @@ def test_samples_are_those_of_plain_xla(num_rows, fraction):
     words = jnp.asarray(rng.integers(0, 2**32, 2, dtype=np.uint32))
     with use_implementation("xla"):
         expected = sample_compiled(words, eligible, jnp.float32(fraction))
-    for isa in ISAS:
-        calls.set_isa(isa)
+    for _ in each_isa():
         with use_implementation("cpu"):
             found = sample_compiled(words, eligible, jnp.float32(fraction))
         np.testing.assert_array_equal(found, expected)
@@ -389,6 +388,7 @@ for isa in calls.ISAS[: best + 1]:
     score = jb.predict(model, x)
     leaves = [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves((model, score))]
     found.append(hashlib.sha256(b"".join(leaves)).hexdigest())
+calls.set_isa(begun)
 """
 
 

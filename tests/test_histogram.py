@@ -18,7 +18,6 @@ from jboost.numerics.random import derive, hash_words
 
 every_kernel = pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 WORDS = jnp.array([0x12345678, 0x9ABCDEF0], jnp.uint32)
-HALF_ULP = 2.0**-24  # relative rounding error of one float32 operation
 
 # name: (rows, features, codes, nodes, channels)
 SHAPES = {

@@ -16,7 +16,6 @@ from jboost.sklearn import JBoostClassifier, JBoostRanker, JBoostRegressor
 
 L = jb.losses
 X, Y = make_regression()
-SIGNS = np.sign(Y).astype(np.float32)
 CLASSES = np.arange(len(Y), dtype=np.int32) % 3
 GROUPS = np.arange(len(Y)) // 20
 RUN = dict(num_rounds=2, max_depth=3)

@@ -2,8 +2,8 @@
 """Training on the devices of a mesh gives the bits of training on one device.
 
 The references are the same functions without a mesh: JAX cannot check that programs of
-shards exchange what they must. test_routes.py compares models of other losses, whose
-rows divide evenly; here are histories, shares that differ, and what both of them leave.
+shards exchange what they must. test_routes.py compares models of other losses on three
+devices; here are histories, other shares of the rows, and what both of them leave.
 """
 
 from functools import partial

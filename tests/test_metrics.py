@@ -38,7 +38,6 @@ MEANS = RANDOM.gamma(2.0, size=N).astype(np.float32) + 0.1
 WEIGHTS = RANDOM.integers(0, 4, size=N).astype(np.float32)
 PAIR = np.stack([MEANS, CHANCE], 1), np.stack([COUNTS, MEANS], 1)
 OVR = dict(multi_class="ovr")
-KEEP = lambda score: score  # noqa: E731
 
 
 def label(function):

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from implementations import each_isa
 
 import jboost as jb
 from jboost.kernels import calls
@@ -19,7 +20,6 @@ from jboost.kernels.prediction import borrow_rows
 if not calls.available():
     pytest.skip("the kernels were not built", allow_module_level=True)
 
-ISAS = calls.ISAS[: calls.ISAS.index(calls.best_isa()) + 1]
 # Whether the call is made at once or later.
 REFUSALS = ValueError, jax.errors.JaxRuntimeError
 OPERATIONS = (jb.predict, jb.staged_predict, jb.leaf_indices)
@@ -30,13 +30,6 @@ AWKWARD = np.float32(
      1.5, -3, np.finfo(np.float32).max, np.inf, -np.inf, np.nan]
 )  # fmt: skip
 LARGE = 2**18 + 5000  # cells of x: more than are copied
-
-
-def each_isa():
-    """Yields each instruction set that this processor has, in use; the best last."""
-    for isa in ISAS:
-        calls.set_isa(isa)
-        yield isa
 
 
 def make_model(num_rounds, max_depth, num_features, num_scores=1, distinct=200, seed=0):

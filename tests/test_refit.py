@@ -9,7 +9,7 @@ import pytest
 import scipy.sparse
 import xgboost
 from compilations import Compilations
-from tables import SMALL, make_regression, same_bits
+from tables import SMALL, make_regression, make_runs, same_bits
 
 import jboost as jb
 
@@ -43,6 +43,13 @@ def fit_and_refit(x, y, loss, **settings):
     return model, jb.refit(blank, x, y, loss, **same)
 
 
+def test_the_rows_and_settings_of_training_give_its_leaves():
+    """With categories, an offset and a schedule; no bit differs."""
+    run = {**make_runs()["categories"], "subsample": 1.0}
+    del run["validation"], run["metrics"]
+    same_bits(*fit_and_refit(**run))
+
+
 @pytest.mark.parametrize(
     "loss, settings",
     [
@@ -52,9 +59,14 @@ def fit_and_refit(x, y, loss, **settings):
                 l1=0.2, l2=0.3, max_delta_step=0.5, init_score=0.25, sample_weight=HALF
             ),
         ),
+        (LOSSES.absolute_error, dict(sample_weight=HALF)),
+        (LOSSES.huber, dict(leaf_solver="median_step", init_score="median")),
         (LOSSES.huber, dict(curvature="unit", regularization="absolute")),
         (LOSSES.log_cosh, dict(leaf_solver="line_search", max_delta_step=0.5)),
-        (LOSSES.log_cosh, dict(curvature="exact", leaf_solver="newton")),
+        (
+            LOSSES.log_cosh,
+            dict(curvature="exact", leaf_solver="newton", implementation="xla"),
+        ),
     ],
 )
 def test_every_way_of_fitting_leaves_is_that_of_training(loss, settings):

@@ -3,7 +3,6 @@
 
 import inspect
 import re
-import sys
 from pathlib import Path
 
 import jax
@@ -157,8 +156,8 @@ def test_fingerprints_name_what_fit_takes(fingerprint):
     }  # fmt: skip
 
 
-def test_the_page_of_parameters_is_the_one_that_the_declarations_give():
-    sys.path.insert(0, str(ROOT / "docs"))
+def test_the_page_of_parameters_is_the_one_that_the_declarations_give(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "docs")
     from make_parameters import PAGE, write_tables
 
     page = PAGE.read_text()

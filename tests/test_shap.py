@@ -13,13 +13,12 @@ import references
 import scipy.sparse
 import test_xgboost_parity as parity
 import xgboost as xgb
-from implementations import IMPLEMENTATIONS, needs_cpu_kernels
+from implementations import IMPLEMENTATIONS, each_isa, needs_cpu_kernels
 from sklearn.tree import DecisionTreeRegressor
 from tables import ROWS, SMALL, make_regression, squared_distance
 
 import jboost as jb
 from jboost.interchange.linked import build_ensemble
-from jboost.kernels import calls
 from jboost.model.ensemble import Links
 from jboost.model.nodes import Nodes
 from jboost.tables.categories import Categories
@@ -371,16 +370,10 @@ def test_deep_trees(implementation, num_features, depth):
 @pytest.mark.parametrize("kind", ["heaps", "linked", "categories"])
 def test_instruction_sets_give_the_same_bits(kind):
     model, x = make_model(kind, shape=(5, 1)), make_rows(kind, 77)
-    before, found = calls.current_isa(), []
-    for isa in calls.ISAS[: calls.ISAS.index(calls.best_isa()) + 1]:
-        calls.set_isa(isa)
-        found.append(
-            (
-                jb.shap_values(model, x).values,
-                jb.explanation.shap_interactions(model, x),
-            )
-        )
-    calls.set_isa(before)
+    found = [
+        (jb.shap_values(model, x).values, jb.explanation.shap_interactions(model, x))
+        for _ in each_isa()
+    ]
     for other in found[1:]:
         chex.assert_trees_all_equal(other, found[0])
 

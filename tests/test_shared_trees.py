@@ -8,12 +8,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from implementations import IMPLEMENTATIONS, needs_cpu_kernels
+from implementations import IMPLEMENTATIONS, each_isa, needs_cpu_kernels
 from shared_models import KINDS, expand, make_model, make_rows, share
 from tables import squared_distance
 
 import jboost as jb
-from jboost.kernels import calls
 from jboost.training.record import append_rounds
 
 OPERATIONS = (jb.predict, jb.staged_predict)
@@ -72,15 +71,10 @@ def test_each_instruction_set_adds_all_scores(kind, num_scores):
     x, model = make_rows(700), make_model(kind, num_scores)
     model = append_rounds(append_rounds(model, model), append_rounds(model, model))
     expected = jb.staged_predict(expand(model), x, implementation="xla")
-    before = calls.current_isa()
-    try:
-        for isa in calls.ISAS[: calls.ISAS.index(calls.best_isa()) + 1]:
-            calls.set_isa(isa)
-            assert_same(jb.predict(model, x), expected[-1])
-            assert_same(jb.staged_predict(model, x), expected)
-            assert_same(jb.predict(model, x[:20]), expected[-1, :20])
-    finally:
-        calls.set_isa(before)
+    for _ in each_isa():
+        assert_same(jb.predict(model, x), expected[-1])
+        assert_same(jb.staged_predict(model, x), expected)
+        assert_same(jb.predict(model, x[:20]), expected[-1, :20])
 
 
 def test_sparse_rows_offsets_and_links_of_losses():

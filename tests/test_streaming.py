@@ -91,12 +91,14 @@ def make_two(y):
 
 
 def test_models_and_histories_are_the_same_to_the_bit(table):
-    """Of any depth; test_routes.py compares the models of all features."""
+    """Shallow and deep; models of other losses and settings are in test_routes.py."""
     x, y, weights = table
     assert_same_training(x, y, max_depth=1)
+    assert_same_training(x, y, weights, loss=jb.losses.absolute_error)
     assert_same_training(
         x, y, weights, 0.1 * y, subsample=0.6, colsample_bynode=0.5, seed=3,
-        min_child_samples=5, max_depth=8,
+        min_child_samples=5, max_depth=8, l1=0.5, max_delta_step=1.5, max_leaves=9,
+        monotone={0: 1}, interactions=[[0, 1], [2]],
     )  # fmt: skip
 
 
