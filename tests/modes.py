@@ -45,6 +45,16 @@ def own_loss(score, target):
     return jnp.where(score > target, 0.3, 0.7) * jnp.log(jnp.cosh(score - target))
 
 
+def find_spread(scores, target, weight):
+    """The parameter of an adaptive loss."""
+    return jnp.sum(weight * jnp.abs(target - scores)) / jnp.sum(weight)
+
+
+def huber_in_spreads(score, target, spread):
+    """Huber's loss, which that parameter scales."""
+    return L.huber(score, target, delta=spread)
+
+
 def use_model(implementation):
     """Trains with many options, then does most of what can be done with a model."""
     use = dict(implementation=implementation)
@@ -158,14 +168,20 @@ def use_parts():
         jax.jit(lambda s, w: (jb.metrics.auc(s, w > 1), jb.metrics.log_loss(s, w > 1)))(
             signal, weight
         ),
-        repr(jb.inspect_loss(own_loss, 1.5)),
     ]  # fmt: skip
+
+
+def inspect():
+    """Looks along losses; of an adaptive one, the rows give the parameter."""
+    adaptive = L.adaptive(huber_in_spreads, find_spread)
+    return [repr(jb.inspect_loss(loss, 1.5)) for loss in (own_loss, adaptive)]
 
 
 LOSSES = {
     "logistic": partial(train, L.logistic, Y > 0),
     "softmax": partial(train, L.softmax, CLASSES, num_scores=3),
     "quantile": partial(train, partial(L.quantile, tau=0.8), Y, sample_weight=WEIGHT),
+    "huber": partial(train, L.huber, Y, leaf_solver="median_step"),
     "poisson": partial(train, L.poisson, CLASSES, candidates="exact"),
     "own": partial(train, own_loss, Y),
     "rank": partial(train, L.lambda_rank, CLASSES, groups=GROUPS),
@@ -182,7 +198,7 @@ CALLS = {
     f"{name}/{implementation}": partial(call, implementation=implementation)
     for name, call in TRAINING.items()
     for implementation in EVERY
-} | {"estimators": use_estimators, "parts": use_parts}
+} | {"estimators": use_estimators, "parts": use_parts, "reports": inspect}
 
 
 def digest(result):

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Results do not depend on JAX's configuration.
 
-test_routes.py says the same of models of all losses. ``.ci/modes`` compares all calls,
-in more configurations and in processes of their own.
+test_routes.py says the same of models with every feature of training. ``.ci/modes``
+compares all calls, in more configurations and in processes of their own.
 """
 
 import jax
@@ -15,7 +15,10 @@ import jboost as jb
 
 NATIVE = EVERY[0]
 CHOSEN = {
-    "x64": (lambda: jax.enable_x64(True), (f"model/{NATIVE}", f"sparse/{NATIVE}")),
+    "x64": (
+        lambda: jax.enable_x64(True),
+        (f"model/{NATIVE}", f"sparse/{NATIVE}", f"huber/{NATIVE}", "reports"),
+    ),
     "nans": (lambda: jax.debug_nans(True), (f"model/{NATIVE}",)),
     "guard": (lambda: jax.transfer_guard("disallow"), (f"select/{NATIVE}",)),
 }
@@ -47,23 +50,22 @@ def test_digests_tell_types_apart():
 # ---- 64-bit numbers of JAX -----------------------------------------------------------
 
 
-def test_traced_64_bit_numbers_are_rounded():
-    """Rates, targets, weights and rows that the user's own program hands over.
-
-    Plain XLA computes with them: kernels would name the types that they expect.
-    """
+@pytest.mark.parametrize("implementation", EVERY)
+def test_traced_64_bit_numbers_are_rounded(implementation):
+    """Rates, targets, weights and rows that the user's own program hands over."""
+    use = dict(implementation=implementation)
     bins = jb.fit_bins(X, max_bins=16)
     rate = np.float32(0.3)  # the same number in both
 
     def run(x, y, rate):
-        codes = jb.apply_bins(bins, x, implementation="xla")
+        codes = jb.apply_bins(bins, x, **use)
         trees, scores = jb.boost(
             codes, y, jb.losses.squared_error, jax.random.key(0), sample_weight=y**2,
-            offset=y / 2, learning_rate=rate, l2=rate, implementation="xla",
-            num_rounds=2, max_depth=1,
+            offset=y / 2, learning_rate=rate, l2=rate, num_rounds=2,
+            max_depth=1, **use,
         )  # fmt: skip
         model = jb.to_ensemble(trees, bins)
-        return scores, model, jb.predict(model, x, implementation="xla")
+        return scores, model, jb.predict(model, x, **use)
 
     y = np.round(Y * 4) / 4  # so that squares and halves are the same, too
     with jax.enable_x64(True):
