@@ -56,17 +56,19 @@ def test_the_rows_and_settings_of_training_give_its_leaves():
         (
             LOSSES.squared_error,
             dict(
-                l1=0.2, l2=0.3, max_delta_step=0.5, init_score=0.25, sample_weight=HALF
+                l1=0.2,
+                l2=0.3,
+                max_delta_step=0.5,
+                init_score=0.25,
+                sample_weight=HALF,
+                implementation="xla",
             ),
-        ),
+        ),  # fmt: skip
         (LOSSES.absolute_error, dict(sample_weight=HALF)),
         (LOSSES.huber, dict(leaf_solver="median_step", init_score="median")),
         (LOSSES.huber, dict(curvature="unit", regularization="absolute")),
         (LOSSES.log_cosh, dict(leaf_solver="line_search", max_delta_step=0.5)),
-        (
-            LOSSES.log_cosh,
-            dict(curvature="exact", leaf_solver="newton", implementation="xla"),
-        ),
+        (LOSSES.log_cosh, dict(curvature="exact", leaf_solver="newton")),
     ],
 )
 def test_every_way_of_fitting_leaves_is_that_of_training(loss, settings):
