@@ -33,7 +33,7 @@ def interrupt(number):
     return watch
 
 
-@pytest.mark.parametrize("name", ["categories", "adaptive"])
+@pytest.mark.parametrize("name", ["categories", "several", "adaptive"])
 def test_an_interrupted_run_ends_as_if_it_had_not_been(name, tmp_path):
     run = dict(**RUNS[name], num_rounds=8)
     model, history = jb.fit(**run)

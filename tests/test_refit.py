@@ -63,7 +63,7 @@ def test_the_rows_and_settings_of_training_give_its_leaves():
                 sample_weight=HALF,
                 implementation="xla",
             ),
-        ),  # fmt: skip
+        ),
         (LOSSES.absolute_error, dict(sample_weight=HALF)),
         (LOSSES.huber, dict(leaf_solver="median_step", init_score="median")),
         (LOSSES.huber, dict(curvature="unit", regularization="absolute")),
