@@ -265,7 +265,9 @@ def test_cross_validation_and_sweeps_keep_their_rounds():
     assert found.best in (0, 1)
     assert (found.best_rounds[2:] == -1).all() and (found.best_rounds[:2] >= 0).all()
     assert np.isnan(found.validation_loss[2:]).all()
-    assert np.isfinite(found.validation_loss[:2]).all()
+    # Points that run side by side may be interrupted within one chunk of rounds.
+    known = np.isfinite(found.validation_loss[:2])
+    assert known[..., 0].all() and (known[..., 1:] <= known[..., :-1]).all()
     assert "nan" in str(found)
 
 
