@@ -106,6 +106,14 @@ def test_infinite_scores_are_limits(case):
     assert found("log_loss") == wanted
 
 
+def test_average_precision_needs_a_positive_row():
+    """One of weight zero is none; without negative rows, the precision is 1."""
+    average = partial(measure, "average_precision", [0.5, 0.25, 1.0])
+    assert np.isnan(average(np.zeros(3)))
+    assert np.isnan(average(np.array([0, 1, 0]), np.array([1, 0, 1], np.float32)))
+    assert average(np.ones(3)) == 1
+
+
 @pytest.mark.parametrize("name", METRICS)
 def test_a_score_that_is_nan_has_no_metric(name):
     counts = [1.0, 1.0, 0.0] if name != "gamma_deviance" else [1.0, 2.0, 3.0]

@@ -216,12 +216,10 @@ CASES = {
         square, SQUARED, 0.7, NOISY, dict(subsample=0.6, colsample_bynode=0.7),
         "newton", implementation="xla", table="mixed",
     ),
-    "huber, exact": Case(
-        huber, HUBER, 0.6, NOISY, dict(leaf_solver="exact"), "exact", 0.1
-    ),
-    "poisson": Case(
+    "huber": Case(huber, HUBER, 0.6, NOISY, {}, "guarded", 0.1),
+    "poisson, exact": Case(
         lambda p: lambda s, t: jnp.exp(p * s) - t * p * s,
-        POISSON, 1.2, COUNTS, {}, "guarded",
+        POISSON, 1.2, COUNTS, dict(leaf_solver="exact"), "exact",
     ),
     "quantile": Case(
         lambda p: lambda s, t: jnp.maximum(p * (t - s), (1 - p) * (s - t)),

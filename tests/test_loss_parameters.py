@@ -204,7 +204,8 @@ def test_a_loss_is_of_groups_where_groups_are_given():
     close = partial(np.testing.assert_allclose, rtol=1e-3, atol=1e-3)
     close(jb.predict(by_group, X), jb.predict(by_row, X))
     none = dict(groups=groups, num_rounds=0, init_score=0.0)
-    jb.fit(X, Y, peers.ranking_softmax_loss, **none)
+    ranking, _ = jb.fit(X, Y, peers.ranking_softmax_loss, **none | run)
+    assert np.corrcoef(jb.predict(ranking, X), Y)[0, 1] > 0.5
     jb.cross_validate(X, Y, peers.ranking_softmax_loss, folds=2, **none)
     labels, of_rows = OPTIONAL["softmax of labels"][::-1]
     found = jb.cross_validate(X, labels, of_rows, folds=2, num_scores=3, **none)

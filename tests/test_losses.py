@@ -9,6 +9,7 @@ import hypothesis.strategies as st
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from hypothesis import given, settings
 from scipy import special
@@ -174,6 +175,21 @@ def test_value_equals_formula_and_derivatives_its_differences(name):
     close(gradient, (at[2] - at[0]) / (2 * step), rtol=1e-6, atol=1e-6)
     second = (at[2] - 2 * at[1] + at[0]) / step**2
     close(hessian, second, rtol=1e-5, atol=1e-5)
+
+
+def test_losses_of_optax_equal_the_same_formulas():
+    """Users who change from one to the other keep their loss."""
+    focal = partial(optax.sigmoid_focal_loss, alpha=0.25, gamma=2.0)
+    others = {
+        "squared_error": optax.squared_error, "huber": optax.huber_loss,
+        "log_cosh": optax.log_cosh, "logistic": optax.sigmoid_binary_cross_entropy,
+        "hinge": optax.hinge_loss, "focal": focal,
+    }  # fmt: skip
+    for name, other in others.items():
+        _, formula, targets = TABLE[name]
+        with float64():
+            actual = on_grid(other, targets)
+        close(actual, [formula(GRID, t) for t in targets], err_msg=name)
 
 
 def at(loss, score, target):

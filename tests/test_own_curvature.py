@@ -110,6 +110,9 @@ def test_every_entry_gives_the_same_trees():
     )
     streamed, _ = jb.fit(stream, loss=loss, **settings)
     np.testing.assert_allclose(streamed.leaf_value, model.leaf_value, rtol=1e-5)
+    two_scores, _ = train(fisher)
+    streamed, _ = jb.fit(stream, loss=normal, curvature=fisher, **SETTINGS)
+    np.testing.assert_allclose(streamed.leaf_value, two_scores.leaf_value, rtol=1e-5)
 
 
 def test_cross_validation_and_sweeps():

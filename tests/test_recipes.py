@@ -296,15 +296,21 @@ def test_improvement_of_many_rounds_and_of_a_stopped_run():
     assert "oob_improvement" in repr(history)
 
 
-@pytest.mark.parametrize("recipe", [jb.recipes.ls_tree_boost, jb.recipes.m_tree_boost])
-def test_a_recipe_serves_boost_as_well(recipe):
-    """It takes the arguments; test_routes.py compares its models with those of fit."""
-    codes, settings = jb.apply_bins(jb.fit_bins(X), X), dict(SIZES, **recipe())
-    settings.pop("seed")
-    run = partial(jb.boost, codes, Y, key=jax.random.key(SEED), **settings)
-    trees, scores = jax.eval_shape(run)
-    assert scores.shape == (ROWS,)
-    assert trees.trees.leaf_value.shape == (ROUNDS, 1, 2**DEPTH)
+@pytest.mark.parametrize(
+    ("recipe", "reference"),
+    [
+        (jb.recipes.ls_tree_boost, references.ls_tree_boost),
+        (jb.recipes.m_tree_boost, partial(references.m_tree_boost, alpha=0.9)),
+    ],
+)
+def test_a_recipe_serves_boost_as_well(recipe, reference):
+    _, scores = jb.boost(
+        jb.apply_bins(jb.fit_bins(X), X), Y, key=jax.random.key(SEED),
+        num_rounds=ROUNDS, max_depth=DEPTH, learning_rate=RATE, sample_weight=WEIGHTS,
+        **recipe(),
+    )  # fmt: skip
+    expected = reference(X, EXACT, WEIGHTS, plan()).scores[-1]
+    np.testing.assert_allclose(scores, expected, atol=TOLERANCE)
 
 
 def test_median_start():
@@ -325,13 +331,13 @@ def test_median_start():
 
 
 @pytest.mark.parametrize(("call", "message"), [
-    (lambda: jb.recipes.m_tree_boost(alpha=1.0), r"alpha .* 1.0"),
-    (lambda: jb.recipes.l2_tree_boost_multiclass(1), r"num_classes .* 1"),
+    (lambda: jb.recipes.m_tree_boost(alpha=1.0), r"alpha .* got 1\.0$"),
+    (lambda: jb.recipes.l2_tree_boost_multiclass(1), r"num_classes .* got 1$"),
     (
         lambda: jb.recipes.l2_tree_boost_multiclass(3, learning_rate=0),
-        r"learning_rate .* 0",
+        r"learning_rate .* got 0$",
     ),
-    (lambda: jb.recipes.stochastic({}, subsample=1.5), r"subsample .* 1.5"),
+    (lambda: jb.recipes.stochastic({}, subsample=1.5), r"subsample .* got 1\.5$"),
 ])  # fmt: skip
 def test_bad_arguments(call, message):
     with pytest.raises(ValueError, match=message):

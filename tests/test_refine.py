@@ -110,6 +110,10 @@ CASES = {
         X, np.stack([Y, -X[:, 0]], 1), squared_distance, dict(offset=0.1 * X[:, :2]),
         dict(num_scores=2, init_score=0.0),
     ),
+    "classes": (
+        X, np.digitize(Y, [0.5, 2]), LOSSES.softmax, {},
+        dict(num_scores=3, init_score=0.0),
+    ),
     "missing": (np.where(np.abs(X) > 1, np.nan, X), Y, LOSSES.log_cosh, {}, {}),
     "sparse": (
         scipy.sparse.csr_matrix(np.where(np.abs(X) > 1, X, 0)), Y, LOSSES.squared_error,

@@ -8,6 +8,7 @@ units. Powers of two change no bit; other numbers change what float32 rounds.
 
 from functools import partial
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -30,6 +31,14 @@ FEW = settings(
 
 def gaussian(s, y):
     return s[1] + jnp.exp(-2 * s[1]) * (y - s[0]) ** 2 / 2
+
+
+def student(s, y):
+    """Student's t: center, logarithms of the scale and of the degrees of freedom."""
+    half = jnp.exp(s[2]) / 2
+    normal = jax.lax.lgamma(half) - jax.lax.lgamma(half + 0.5) + s[2] / 2 + s[1]
+    ratio = (y - s[0]) ** 2 * jnp.exp(-2 * s[1] - s[2])
+    return normal + (half + 0.5) * jnp.log1p(ratio)
 
 
 def coupled(s, y):
@@ -198,7 +207,10 @@ def test_targets_of_several_scores_may_be_shifted():
         error = target - scores
         return jnp.sum(jnp.maximum(tau * error, (tau - 1) * error))
 
-    own = train(pinball, Z + NOISE, 2)[1]
+    model, own, _ = train(pinball, Z + NOISE, 2)
+    ordered = np.sort(Z + NOISE)  # all minima of a tenth: from the 20th to the 21st
+    assert (ordered[[19, 179]] - 1e-3 <= model.init_score).all()
+    assert (model.init_score <= ordered[[20, 180]] + 1e-3).all()
     for shift in (-3.0, 100.0):
         other = train(pinball, Z + NOISE + np.float32(shift), 2)[1]
         np.testing.assert_allclose(other - shift, own, atol=1e-3 * np.std(own))
@@ -229,3 +241,15 @@ def test_losses_with_a_unit_of_their_own_learn_far_from_it(loss):
     for unit in np.float32([1e-30, 1e-10, 1e10, 1e18]):
         _, found, _ = train(loss, y * unit, 1, **settings)
         assert np.corrcoef(found, expected[int(unit > 1)])[0, 1] > 0.95
+
+
+def test_targets_of_student_may_have_any_unit():
+    """The first rounds; after many, what float32 rounds makes other splits."""
+    unit = np.float32(1e4)
+    own, other = (
+        train(student, (Z + NOISE) * by, 3, init_score=(0, np.log(by), 1), num_rounds=3)
+        for by in (np.float32(1), unit)
+    )
+    np.testing.assert_array_equal(own[0].threshold, other[0].threshold)
+    assert own[2][-1] < own[2][0]
+    np.testing.assert_allclose(other[2] - np.log(unit), own[2], atol=2e-5)
