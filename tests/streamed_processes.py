@@ -26,6 +26,10 @@ CASES: dict[str, dict[str, Any]] = {
         colsample_bynode=0.6,
     ),
 }  # fmt: skip
+# The area falls in the second round and rises in the third, which is the last.
+STOPPED: dict[str, Any] = dict(
+    num_rounds=4, early_stopping_rounds=1, by=("auc", "min")
+)  # fmt: skip
 
 
 def make_table():
@@ -119,11 +123,13 @@ def describe(trained):
 
 
 def stop_early(rank, count, folder, path):
-    """Trains with a checkpoint, and stops after two rounds."""
-    return train(
-        rank, count, "validated", folder, checkpoint=path, checkpoint_rounds=1,
+    """Trains twice: a callback stops it, with a checkpoint; then a metric does."""
+    call = (rank, count, "validated", folder)
+    by_callback = train(
+        *call, checkpoint=path, checkpoint_rounds=1,
         callbacks=lambda number, history, model: number == 1,
     )  # fmt: skip
+    return by_callback, train(*call, **STOPPED)
 
 
 def fail_in_turn(rank, folder):

@@ -111,6 +111,18 @@ def test_units_of_the_scores_do_not_matter():
     np.testing.assert_allclose(scaled.leaf_value, values, rtol=1e-6)
 
 
+def test_plain_xla_and_boost_train_the_model_of_fit():
+    model, bins = train(), jb.fit_bins(X)
+    assert_same(train(implementation="xla").leaf_value, model.leaf_value)
+    trees, scores = jb.boost(
+        jb.apply_bins(bins, X), LABELS, jb.losses.softmax, jax.random.key(0),
+        num_scores=K, init_score=np.linspace(-0.4, 0.4, K), **SHARED,
+    )  # fmt: skip
+    assert_same(jb.to_ensemble(trees, bins).threshold, model.threshold)
+    assert_same(trees.trees.leaf_value, model.leaf_value)
+    np.testing.assert_allclose(scores, jb.predict(model, X), atol=1e-5)
+
+
 @pytest.mark.parametrize("solver", ["joint", "newton"])
 def test_monotone_scores(solver):
     """Every score rises with feature 0, at any values of the others."""

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 from processes import run_processes
-from streamed_processes import fail_in_turn, stop_early, train, train_in_memory
+from streamed_processes import STOPPED, fail_in_turn, stop_early, train, train_in_memory
 
 
 def assert_same(found, expected):
@@ -28,10 +28,15 @@ def test_processes_stream_their_own_rows_and_one_goes_on(tmp_path):
     """One of them has no rows."""
     call, path = (0, 1, "validated", tmp_path, 1), tmp_path / "run.jboost"
     whole, curves = train(*call)
-    first, *others = run_processes(stop_early, 3, 3, tmp_path, path)
+    found, stopped = zip(*run_processes(stop_early, 3, 3, tmp_path, path), strict=True)
+    first, *others = found
     np.testing.assert_array_equal(first[1], curves[:, :2])
     for other in others:
         assert_same(other, first)
+    expected = train(*call, **STOPPED)
+    assert expected[1].shape[1] == 3
+    for each in stopped:
+        assert_same(each, expected)
     assert_same(train(*call, checkpoint=path, checkpoint_rounds=1), (whole, curves))
 
 
