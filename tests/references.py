@@ -46,10 +46,7 @@ class Categories(NamedTuple):
     """``features``: {place: number of codes} of the categorical features."""
 
     features: dict
-    l2: float = 0.0
-    smoothing: float = 0.0
     max_onehot: int = 0
-    min_weight: float = 0.0
 
 
 FREE = Constraints()
@@ -116,7 +113,7 @@ def seen_codes(sums):
     return [code for code in range(1, len(sums)) if np.any(sums[code] != 0)]
 
 
-def shrink(sums, squares, rows_weight, smoothing):
+def shrink(sums, squares, rows_weight):
     """Replaces sums of gradient by their expectations in a model of random effects.
 
     G_c = H_c (mean + effect_c) + error of variance phi H_c, with phi from the rows and
@@ -135,7 +132,7 @@ def shrink(sums, squares, rows_weight, smoothing):
     if len(seen) < 2 or excess <= 1e-9 * between:
         return None
     shrunk[1:, 0] = 0.0
-    strength = max(phi * spread / excess, smoothing)
+    strength = phi * spread / excess
     effect = (gradient / weight - mean) * weight / (weight + strength)
     shrunk[seen, 0] = weight * (mean + effect)
     return shrunk
@@ -173,28 +170,24 @@ def candidates(
     for feature in np.flatnonzero(features):
         of_codes = sums[feature]
         every = range(1, num_bins) if thresholds is None else thresholds[feature]
-        more, least_weight = 0.0, limits.min_child_weight
         if feature in categories.features:
             num_codes = categories.features[feature]
             if num_codes > categories.max_onehot:
                 rows_weight = of_codes[:, 1].sum()
-                of_codes = shrink(of_codes, squares, rows_weight, categories.smoothing)
-                more = categories.l2
-                least_weight = max(least_weight, categories.min_weight)
+                of_codes = shrink(of_codes, squares, rows_weight)
             every = left_sets(sums[feature], of_codes, num_codes, categories)
         of_codes = sums[feature] if of_codes is None else of_codes
         total = of_codes.sum(axis=0)
         for threshold, missing_left in product(every, (False, True)):
             left = left_sums(of_codes, threshold, missing_left)
             right = total - left
-            if min(left[1], right[1]) < least_weight * WEIGHT_SLACK:
+            if min(left[1], right[1]) < limits.min_child_weight * WEIGHT_SLACK:
                 continue
             if min(left[2], right[2]) < limits.min_child_samples:
                 continue
-            penalties = limits.l2 + more, limits.l2 + more, limits.l2
-            sides = zip((left, right, total), penalties, strict=True)
+            sides = (left, right, total)
             scores, values = zip(
-                *(side(*sums[:2], l2, constraints.l1, bounds) for sums, l2 in sides),
+                *(side(*s[:2], limits.l2, constraints.l1, bounds) for s in sides),
                 strict=True,
             )
             sign = constraints.monotone[feature] if constraints.monotone else 0

@@ -71,6 +71,27 @@ def test_answers_name_arguments_that_exist():
     assert arguments._METRICS.keys() == known
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "cat_l2", "cat_smooth", "min_data_per_group", "category_l2",
+        "category_smoothing", "min_category_weight",
+    ],
+)  # fmt: skip
+def test_what_noise_replaces_is_answered_with_it(name):
+    step = jb.boost_step
+    for call in (
+        lambda **given: jb.fit(X, Y, **given),
+        lambda **given: jb.boost(X, Y, jb.losses.squared_error, **given),
+        lambda **given: step(None, X, Y, jb.losses.squared_error, **given),
+        lambda **given: jb.sweep(X, Y, jb.losses.squared_error, given),
+        JBoostRegressor,
+        JBoostRegressor().set_params,
+    ):
+        with pytest.raises((TypeError, ValueError), match=f"'{name}'.* the noise of"):
+            call(**{name: [0.0]})
+
+
 def test_misspelt_arguments_are_answered_where_they_belong():
     for call, words in (
         (lambda: jb.fit(X, Y, max_dept=3), ["max_dept", "max_depth"]),

@@ -190,8 +190,8 @@ def test_vmap_over_regularisation(table):
     def train(l2):
         return jb.boost(
             binned, table.y, jb.losses.squared_error, jax.random.key(0),
-            categories=bins.categories, max_bins=bins.num_bins, category_l2=l2,
-            num_rounds=2, max_depth=2,
+            categories=bins.categories, max_bins=bins.num_bins, l2=l2, num_rounds=2,
+            max_depth=2,
         )[1]  # fmt: skip
 
     many = jax.vmap(train)(jnp.array([0.0, 50.0]))
@@ -315,8 +315,6 @@ REFUSED = {
     "curvature": (
         dict(candidate_weights="curvature"), ValueError, "candidate_weights 'samples'",
     ),
-    "l2": (dict(category_l2=-1.0), ValueError, "category_l2 must be"),
-    "smoothing": (dict(category_smoothing="x"), TypeError, "category_smoothing must"),
     "onehot": (dict(max_onehot=1.5), TypeError, "max_onehot must be an integer"),
 }  # fmt: skip
 

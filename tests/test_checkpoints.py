@@ -352,10 +352,9 @@ def test_numbers_of_categories_hide_no_others(tmp_path):
         checkpoint=tmp_path / "run",
     )  # fmt: skip
     jb.fit(**run)
-    numbers = dict(l2=3.0, category_l2=0.0, min_category_weight=0.0)
-    for name, number in numbers.items():
-        with pytest.raises(ValueError, match=rf" {name} \(was {number}, is 2.0"):
-            jb.fit(**run, **{name: 2.0})
+    for name, number in dict(l2=3.0, max_onehot=4).items():
+        with pytest.raises(ValueError, match=rf" {name} \(was {number}, is 2"):
+            jb.fit(**run, **{name: 2})
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,7 @@ TABLES = {
     "plain": (X, BINS, CODES, {}),
     "mixed": (
         MIXED, OF_CATEGORIES, jb.apply_bins(OF_CATEGORIES, MIXED),
-        dict(categories=OF_CATEGORIES.categories, min_category_weight=5.0),
+        dict(categories=OF_CATEGORIES.categories),
     ),
 }  # fmt: skip
 DIRECTION = {

@@ -203,7 +203,7 @@ GROW_SIZES = dict(
     categorical=0, grouped=0, limited=0, max_depth=2, max_leaves=0, num_bins=4,
     num_slots=2, uniform=0,
 )  # fmt: skip
-NUMBERS = [np.float32(1), np.float32(1), np.float32(1), np.int32(4)]
+MAX_ONEHOT = np.int32(4)
 
 
 def grow(entries=(), more=(), **changed):
@@ -223,7 +223,7 @@ def grow(entries=(), more=(), **changed):
 def test_trees_are_grown_only_from_codes_that_are_there():
     assert grow()[3].shape == (5,)
     assert grow(num_features=np.int32(1))[3].shape == (5,)
-    features = dict(categorical=1, more=(i32(2), i32(3), *NUMBERS))
+    features = dict(categorical=1, more=(i32(2), i32(3), MAX_ONEHOT))
     assert grow(**features)[3].shape == (5,)
     for changed in (
         dict(packed=np.ones((1, 4, 8), np.uint8)),
@@ -231,8 +231,8 @@ def test_trees_are_grown_only_from_codes_that_are_there():
         dict(gradient=np.ones(4, np.float32)),
         dict(num_bins=300), dict(num_slots=3), dict(max_depth=31),
         dict(num_features=np.int32(4)), dict(num_features=np.int32(0)),
-        dict(categorical=1, more=(i32(3), i32(3), *NUMBERS)),
-        dict(categorical=1, more=(i32(-1), i32(3), *NUMBERS)),
+        dict(categorical=1, more=(i32(3), i32(3), MAX_ONEHOT)),
+        dict(categorical=1, more=(i32(-1), i32(3), MAX_ONEHOT)),
     ):  # fmt: skip
         with pytest.raises(Exception, match="jboost kernel: "):
             grow(**changed)

@@ -32,8 +32,7 @@ def limit(num_features, **others):
         values=ValueLimits(jnp.float32(3.0), bounds, signs),
         groups=jnp.stack([group != each for each in range(3)]),
         categories=CategoryLimits(
-            jnp.array([0, 3], jnp.int32), jnp.array([20, 3], jnp.int32),
-            jnp.float32(5.0), jnp.float32(2.0), jnp.float32(1.0), jnp.int32(4),
+            jnp.array([0, 3], jnp.int32), jnp.array([20, 3], jnp.int32), jnp.int32(4)
         ),
     )  # fmt: skip
     wanted = {name: parts[name] for name, use in others.items() if use is True}

@@ -177,10 +177,7 @@ def _make_limits(settings, choices, num_rows, num_features, categories, feature_
         colsample_bynode=as_float(settings.colsample_bynode),
         values=limit_values(settings.l1, settings.max_delta_step, signs, num_features),
         groups=groups,
-        categories=limit_categories(
-            categories, settings.category_l2, settings.category_smoothing,
-            settings.min_category_weight, settings.max_onehot,
-        ),
+        categories=limit_categories(categories, settings.max_onehot),
         num_features=np.int32(num_features),
     )  # fmt: skip
 

@@ -279,20 +279,10 @@ class RoundSettings(LeafSettings, total=False):
         "`\"curvature\"` multiplies `sample_weight` by the curvature of the loss; "
         "global candidates are then chosen anew for each tree, as by XGBoost's "
         "approx.")]
-    category_l2: Annotated[Number, _traced(0.0, _PENALTY, "Categories",
-        "added to l2 in the gain of a split by a set of categories; this and the next "
-        "two are counted like l2")]
-    category_smoothing: Annotated[Number, _traced(0.0, _PENALTY, "Categories",
-        "the least curvature by which means of categories are shrunk",
-        "The least s in the factor H_c / (H_c + s), which shrinks the mean of a "
-        "category of curvature H_c toward that of the node; nodes choose a greater one "
-        "by the noise of their rows.")]
-    min_category_weight: Annotated[Number, _traced(0.0, _PENALTY, "Categories",
-        "the least curvature of a child in splits by sets of categories")]
     max_onehot: Annotated[Count, _traced(4, _unless_traced(_integer(0)), "Categories",
         "the most codes of a feature that splits off one category at a time",
-        "Such splits are without `category_l2` and `min_category_weight`, as in "
-        "LightGBM and XGBoost.")]
+        "Such splits do not shrink the means of categories by the noise of their "
+        "rows.")]
     share_structure: Annotated[bool | str, Setting("auto", _check_sharing, "Loss",
         "whether one tree serves all K scores of a round, with K values in each leaf",
         "`\"auto\"`: for three scores or more if the learning rates sum to 30 over all "

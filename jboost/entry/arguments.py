@@ -52,9 +52,6 @@ _NAMES: dict[str, str] = {
     "categorical": "categorical_feature categorical_features cat_features "
     "enable_categorical feature_types",
     "max_onehot": "max_cat_to_onehot one_hot_max_size",
-    "category_l2": "cat_l2",
-    "category_smoothing": "cat_smooth",
-    "min_category_weight": "min_data_per_group",
     "feature_names": "feature_name columns",
     "model": "xgb_model init_model warm_start",
     "candidates": "tree_method",
@@ -81,6 +78,7 @@ _NOTES = {
     "missing": "absent for entries that a sparse matrix does not store; NaN is always "
     "missing",
 }  # fmt: skip
+_SHRUNK = "the noise of each node's rows to shrink its categories"
 # {an argument that jboost does not have: its replacement, for the error message}.
 _ABSENT = {
     "nthread": "the cores that the process may use",
@@ -96,6 +94,10 @@ _ABSENT = {
     "importance_type": "feature_importance(model, kind)",
     "tol": "early stopping that counts any improvement",
     "min_delta": "early stopping that counts any improvement",
+    "cat_l2": _SHRUNK, "cat_smooth": _SHRUNK, "min_data_per_group": _SHRUNK,
+    # Names of version 0.1.0.
+    "category_l2": _SHRUNK, "category_smoothing": _SHRUNK,
+    "min_category_weight": _SHRUNK,
 }  # fmt: skip
 # The words of fit and of the estimators for the same argument; each takes both.
 _TWINS = {"validation": "eval_set", "seed": "random_state"}

@@ -327,11 +327,10 @@ def sweep(
 
     Points that differ only in numbers (learning_rate, l1, l2, max_delta_step,
     min_gain, min_child_weight, min_child_samples, subsample, the colsamples,
-    category_l2, category_smoothing, min_category_weight, max_onehot, init_score,
-    parameters of the loss) run
-    in one compiled program, with all their folds. Each combination of the others
-    (max_depth, max_leaves, monotone, interactions, regularization, curvature,
-    leaf_solver, loss) has a program of its own; these run one after another.
+    max_onehot, init_score, parameters of the loss) run in one compiled program, with
+    all their folds. Each combination of the others (max_depth, max_leaves, monotone,
+    interactions, regularization, curvature, leaf_solver, loss) has a program of its
+    own; these run one after another.
 
     Args:
       x, y, loss: arguments of :func:`jboost.fit`.

@@ -62,8 +62,6 @@ _TRACED_TOO = ("max_bins",)  # static, but a number of the program, too
 _NAMES: dict[str, str] = {
     "values.bounds": "max_delta_step", "values.l1": "l1", "values.monotone": "monotone",
     "groups": "interactions", "categories.features": "categorical",
-    "categories.l2": "category_l2", "categories.smoothing": "category_smoothing",
-    "categories.min_weight": "min_category_weight",
     "categories.max_onehot": "max_onehot",
 }  # fmt: skip
 

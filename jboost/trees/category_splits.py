@@ -54,22 +54,16 @@ _STRONGEST = 2.0**80  # shrinks any sum of 31 bits to the mean
 
 
 class CategoryLimits(NamedTuple):
-    """The categorical features, and the numbers that regularize their splits.
+    """The categorical features, and how their categories are split.
 
     Attributes:
       features: their indices, ascending.
       num_codes: the number of codes of each feature; they are 1 .. num_codes.
-      l2: added to the l2 of the children where categories are sorted.
-      smoothing: least curvature s that a category's mean is shrunk by.
-      min_weight: least sum of curvature of a child where categories are sorted.
       max_onehot: the most codes of a feature that sends one category left.
     """
 
     features: Int32[Array, " G"]
     num_codes: Int32[Array, " G"]
-    l2: Float[Array, ""]
-    smoothing: Float[Array, ""]
-    min_weight: Float[Array, ""]
     max_onehot: Int32[Array, ""]
 
 
@@ -96,15 +90,13 @@ def find_mixed_split(
     A node's categories are sorted by their shrunk means (see above), those of equal key
     by code; candidates are the first 1, 2, ... of them. Where a feature has at most
     ``max_onehot`` codes, they are the categories one by one, and not shrunk. Gains are
-    those of :func:`jboost.trees.splitting.search_split`, of the shrunk sums, but that
-    the two children of a sorted set have l2 + categories.l2. Equal gains go to the
-    lowest feature, then to the fewest categories (one by one: the lowest code), then to
-    missing rows right.
+    those of :func:`jboost.trees.splitting.search_split`, of the shrunk sums. Equal
+    gains go to the lowest feature, then to the fewest categories (one by one: the
+    lowest code), then to missing rows right.
 
     Categories must not be monotone. ``squares`` is the sum over the node's rows of the
-    square of the gradient's integer; with 0 nothing is shrunk, but by
-    ``categories.smoothing``. Where categories are split, the Split has threshold -1,
-    and bits of the codes.
+    square of the gradient's integer; with 0 nothing is shrunk. Where categories are
+    split, the Split has threshold -1, and bits of the codes.
     """
     is_category = jnp.zeros(features.shape, bool).at[categories.features].set(True)
     # min_gain is taken off at the end: rounding could make gains equal.
@@ -116,17 +108,13 @@ def find_mixed_split(
     total = jnp.sum(sums[:, :1], axis=2, keepdims=True)
     missing = sums[:, :, MISSING, None]
     onehot = (categories.num_codes <= categories.max_onehot)[:, None]
-    shrunk, varies = _shrink(sums, squares, total, categories.smoothing / unit[1])
+    shrunk, varies = _shrink(sums, squares, total)
     shrunk = jnp.where(onehot[None], sums, shrunk)
     ranked = _rank_codes(sums, shrunk, onehot, varies)
-    min_weight = jnp.maximum(
-        min_child_weight, jnp.where(onehot, 0.0, categories.min_weight)
-    )
-    least = child_limits(min_weight, min_child_samples)
-    child_l2 = l2 + jnp.where(onehot, 0.0, categories.l2)
+    least = child_limits(min_child_weight, min_child_samples)
     size = _score_size(total, unit, l2, values)
     total = jnp.sum(shrunk, axis=2, keepdims=True)
-    gain_of = _scoring(total, unit, l2, child_l2, values)
+    gain_of = _scoring(total, unit, l2, values)
     allowed = ranked.admissible & features[categories.features][:, None]
 
     def measure(left, right):
@@ -176,7 +164,7 @@ class _Ranked(NamedTuple):
     seen: Bool[Array, "G B"]  # codes that rows of the node have
 
 
-def _shrink(sums, squares, total, smoothing):
+def _shrink(sums, squares, total):
     """Replaces each G_c by its expectation given the data; all are integers.
 
     Also returns whether categories differ by more than chance; where they do not,
@@ -205,7 +193,7 @@ def _shrink(sums, squares, total, smoothing):
     excess, spread = between - jnp.maximum(by_chance, 0.0), all_weight - largest
     varies = (excess > 0) & (spread > 0)
     strength = (squares * spread) / (rows_weight * jnp.where(varies, excess, 1.0))
-    strength = jnp.minimum(jnp.maximum(strength, smoothing), _STRONGEST)
+    strength = jnp.minimum(strength, _STRONGEST)
     prior = jnp.maximum((strength * all_gradient) / all_weight, -UNBOUNDED)
     shrunk = weight * (gradient + prior) / jnp.where(heavy, weight + strength, 1.0)
     shrunk = jnp.round(jnp.where(varies, shrunk, 0.0)).astype(jnp.int32)
@@ -256,12 +244,12 @@ def _score_size(total, unit, l2, values):
     return limited_score(total, unit, l2, values)[2]
 
 
-def _scoring(total, unit, l2, child_l2, values):
+def _scoring(total, unit, l2, values):
     """Returns a function that computes the gain of cuts from both sides' sums."""
     if values is None:
-        return partial(cut_gain, node_score(total, unit, l2), unit, child_l2)
+        return partial(cut_gain, node_score(total, unit, l2), unit, l2)
     parent, _, _ = limited_score(total, unit, l2, values)
-    return partial(limited_gain, parent, unit, child_l2, values, jnp.int32(0))
+    return partial(limited_gain, parent, unit, l2, values, jnp.int32(0))
 
 
 def _sides(ranked, group, rank, onehot, num_codes):

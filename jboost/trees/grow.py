@@ -168,7 +168,7 @@ def _grow_natively(
         found = grow_cpu.grow_tree(
             codes.operands, (*rows, column_fractions(limits)),
             kernel_limits(limits, codes.num_features), limits.values, limits.groups,
-            kernel_categories(limits.categories), sizes=sizes,
+            limits.categories, sizes=sizes,
         )  # fmt: skip
     else:
         measure = measure or measure_rows(gradient, curvature, in_bag, uniform)
@@ -253,7 +253,7 @@ def make_level_limits(num_columns, limits, seed, unit):
         unit=unit,
         values=limits.values,
         groups=limits.groups,
-        categories=kernel_categories(limits.categories),
+        categories=limits.categories,
     )
 
 
@@ -269,14 +269,6 @@ def kernel_limits(limits, num_columns):
             num_columns if limits.num_features is None else limits.num_features
         ),
     )
-
-
-def kernel_categories(categories):
-    """Returns the limits on category splits as the kernel compares sums with them."""
-    if categories is None:
-        return None
-    weight = jnp.float32(categories.min_weight) * jnp.float32(WEIGHT_SLACK)
-    return categories._replace(min_weight=weight)
 
 
 def grow_levels(

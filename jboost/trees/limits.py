@@ -53,19 +53,11 @@ def count_in(limits: TreeLimits, unit: Float[ArrayLike, ""]) -> TreeLimits:
         return (round_alone(unit * jnp.float32(number)) for number in numbers)
 
     l2, gain, weight = scale(limits.l2, limits.min_gain, limits.min_child_weight)
-    values, categories = limits.values, limits.categories
+    values = limits.values
     if values is not None:
         (l1,) = scale(values.l1)
         values = values._replace(l1=l1)
-    if categories is not None:
-        more, smoothing, least = scale(
-            categories.l2, categories.smoothing, categories.min_weight
-        )
-        categories = categories._replace(l2=more, smoothing=smoothing, min_weight=least)
-    return limits._replace(
-        l2=l2, min_gain=gain, min_child_weight=weight, values=values,
-        categories=categories,
-    )  # fmt: skip
+    return limits._replace(l2=l2, min_gain=gain, min_child_weight=weight, values=values)
 
 
 def limit_values(l1, max_delta_step, signs: Any, num_features):
@@ -85,7 +77,7 @@ def limit_values(l1, max_delta_step, signs: Any, num_features):
     return ValueLimits(as_float(l1), bounds, signs)
 
 
-def limit_categories(categories, l2, smoothing, min_weight, max_onehot):
+def limit_categories(categories, max_onehot):
     """Returns the numbers for categorical features, if there are any."""
     if categories is None:
         return None
@@ -94,10 +86,7 @@ def limit_categories(categories, l2, smoothing, min_weight, max_onehot):
     num_codes: Any = jnp.max(codes, axis=1) if traced else np.max(codes, axis=1)
     features: Any = np.array(categories.features, np.int32)
     most: Any = max_onehot if isinstance(max_onehot, Tracer) else np.int32(max_onehot)
-    return CategoryLimits(
-        features, num_codes, as_float(l2), as_float(smoothing),
-        as_float(min_weight), most,
-    )  # fmt: skip
+    return CategoryLimits(features, num_codes, most)
 
 
 def as_float(number) -> Any:

@@ -128,16 +128,9 @@ def add_categories(
     limits: TreeLimits,
     codes: Codes,
     categories: Any,
-    *,
-    category_l2: Any,
-    category_smoothing: Any,
-    min_category_weight: Any,
     max_onehot: Any,
 ) -> TreeLimits:
     """Adds the limits on category splits, if there are categorical features."""
-    checks.check_number("category_l2", category_l2, least=0.0)
-    checks.check_number("category_smoothing", category_smoothing, least=0.0)
-    checks.check_number("min_category_weight", min_category_weight, least=0.0)
     if not isinstance(max_onehot, Tracer):
         checks.check_integer("max_onehot", max_onehot, least=0)
     if categories is None:
@@ -159,10 +152,7 @@ def add_categories(
             "monotone must be 0 for categorical columns, which have no order, got "
             f"{signs.tolist()} and categorical columns {features}"
         )
-    found = limit_categories(
-        categories, category_l2, category_smoothing, min_category_weight, max_onehot
-    )
-    return limits._replace(categories=found)
+    return limits._replace(categories=limit_categories(categories, max_onehot))
 
 
 _MOST_DEPTH = 20  # a heap of 2^20 leaves
@@ -366,9 +356,6 @@ def grow_tree(
     colsample_bylevel: Float[ArrayLike, ""] | float = 1.0,
     colsample_bynode: Float[ArrayLike, ""] | float = 1.0,
     categories: Categories | None = None,
-    category_l2: Float[ArrayLike, ""] | float = 0.0,
-    category_smoothing: Float[ArrayLike, ""] | float = 0.0,
-    min_category_weight: Float[ArrayLike, ""] | float = 0.0,
     max_onehot: int = 4,
     mask: Bool[ArrayLike, " N"] | None = None,
     key: Key[Array, ""] | None = None,
@@ -424,11 +411,7 @@ def grow_tree(
         interactions=interactions, colsample_bytree=colsample_bytree,
         colsample_bylevel=colsample_bylevel, colsample_bynode=colsample_bynode,
     )  # fmt: skip
-    limits = add_categories(
-        limits, codes, categories, category_l2=category_l2,
-        category_smoothing=category_smoothing, min_category_weight=min_category_weight,
-        max_onehot=max_onehot,
-    )  # fmt: skip
+    limits = add_categories(limits, codes, categories, max_onehot)
     sizes = dict(
         max_depth=max_depth, num_bins=max_bins, uniform=uniform,
         # None where every tree of that depth has as few.

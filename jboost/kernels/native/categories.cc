@@ -56,8 +56,7 @@ float SumByHalves(std::vector<float>* values) {
 
 // Replaces gradients by their expectations given the data; see _shrink of
 // jboost.trees.category_splits. Returns whether categories differ by more than chance.
-bool Shrink(float squares, int32_t total_curvature, float smoothing,
-            FeatureSums* sums) {
+bool Shrink(float squares, int32_t total_curvature, FeatureSums* sums) {
   constexpr float kStrongest = 1.2089258196146292e24f;  // 2^80
   size_t size = 1;
   while (size < static_cast<size_t>(sums->num_bins)) size *= 2;
@@ -85,7 +84,7 @@ bool Shrink(float squares, int32_t total_curvature, float smoothing,
   float spread = all_weight - SumByHalves(&sums->heavy);
   bool varies = excess > 0.0f && spread > 0.0f;
   float strength = squares * spread / (rows_weight * (varies ? excess : 1.0f));
-  strength = Smaller(Larger(strength, smoothing), kStrongest);
+  strength = Smaller(strength, kStrongest);
   if (!varies) return false;
   float prior = strength * all_gradient / all_weight;
   for (int64_t code = 1; code <= last; ++code) {
@@ -255,9 +254,7 @@ void FindCategorySplits(const Pool& pool, const Search& search,
         sums.cumulative[channel] = planes[channel] + feature * bins;
       }
       ranked.onehot = categories.num_codes[group] <= categories.max_onehot;
-      bool varies =
-          !ranked.onehot && Shrink(squares[slot], total[1],
-                                   categories.smoothing / limits.curvature_unit, &sums);
+      bool varies = !ranked.onehot && Shrink(squares[slot], total[1], &sums);
       if (!varies) {
         for (int64_t code = 1; code < bins; ++code) {
           sums.gradient[code] = sums.Sum(0, code);
@@ -265,11 +262,6 @@ void FindCategorySplits(const Pool& pool, const Search& search,
       }
       RankCodes(sums, varies, &ranked);
       if (ranked.codes.empty()) continue;
-      SplitLimits of_children = limits;
-      of_children.l2 = limits.l2 + (ranked.onehot ? 0.0f : categories.l2);
-      if (!ranked.onehot) {
-        of_children.min_weight = Larger(limits.min_weight, categories.min_weight);
-      }
       // What is shrunk has other totals than the node.
       int32_t all[3] = {ranked.onehot ? total[0] : ranked.sums[0].back(), total[1],
                         total[2]};
@@ -278,7 +270,7 @@ void FindCategorySplits(const Pool& pool, const Search& search,
       int64_t num_sums = static_cast<int64_t>(ranked.sums[0].size());
       loops.search({ranked.sums[0].data(), ranked.sums[1].data(), ranked.sums[2].data(),
                     num_sums},
-                   all, node, of_children, 0, num_sums, feature, scratch.data(), &best);
+                   all, node, limits, 0, num_sums, feature, scratch.data(), &best);
       if (best.feature == feature && best.feature != before.feature) {
         best.threshold += static_cast<int32_t>(ranked.first) - 1;
         WriteSets(ranked, best.threshold, categories.num_codes[group], left, absent,

@@ -23,7 +23,6 @@ struct CategoryLimits {
   const int32_t* features;   // [G], ascending
   const int32_t* num_codes;  // [G]
   int64_t num_groups;
-  float l2, smoothing, min_weight;
   int32_t max_onehot;
 };
 

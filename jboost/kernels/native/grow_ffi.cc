@@ -485,9 +485,6 @@ void ReadOptions(Buffers& buffers, const Options& options, int64_t num_columns,
     categories->num_groups = groups;
     categories->features = buffers.Operand<int32_t>("categorical features", {groups});
     categories->num_codes = buffers.Operand<int32_t>("num_codes", {groups});
-    categories->l2 = buffers.Scalar<float>("category l2");
-    categories->smoothing = buffers.Scalar<float>("smoothing");
-    categories->min_weight = buffers.Scalar<float>("category min_weight");
     categories->max_onehot = buffers.Scalar<int32_t>("max_onehot");
     limits->categories = categories;
   }
