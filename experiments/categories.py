@@ -10,7 +10,7 @@ frequent ones.
 
     python experiments/categories.py                     # generated tables
     python experiments/categories.py --data FILE --target COLUMN --loss logistic
-    python experiments/categories.py --tables DIR --cache FILE --set category_l2=5
+    python experiments/categories.py --tables DIR --cache FILE --set max_onehot=10
 
 FILE is CSV or Parquet; columns that are not numbers are categories, as are those named
 by `--categorical`. DIR has a folder per table with `data.parquet` and `meta.json`
@@ -346,7 +346,7 @@ def report(fits: pd.DataFrame) -> str:
 
 
 def parse_setting(text: str) -> tuple[str, Any]:
-    """Turns "category_l2=0.5" into ("category_l2", 0.5)."""
+    """Turns "min_gain=0.5" into ("min_gain", 0.5)."""
     name, value = text.split("=", 1)
     return name, ast.literal_eval(value)
 

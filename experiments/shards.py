@@ -166,10 +166,7 @@ def list_limits():
     add("categorical, huber", "huber", categorical=[4], max_bins=8)
     add("categorical, softmax", "softmax", "classes", num_scores=3, categorical=[4])
     add("categorical, weights", categorical=[5], rows=dict(sample_weight="weight"))
-    add(
-        "categorical, regularized", categorical=[4, 5], category_l2=2.0,
-        category_smoothing=3.0, min_category_weight=2.0, max_onehot=12,
-    )
+    add("categorical, one by one", categorical=[4, 5], max_onehot=12)
     add("max_bins 16", "huber", max_bins=16)
     add("max_bins 1024", max_bins=1024)
     add("max_leaves", "logistic", "label", max_leaves=6, max_depth=4)
