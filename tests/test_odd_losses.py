@@ -187,7 +187,8 @@ def test_a_vector_loss_with_ties_leaves_its_start():
     targets = np.stack([y, y], axis=1)
     losses = [
         jb.fit(
-            x, targets * unit, distance, num_scores=2, num_rounds=20, max_depth=3
+            x, targets * unit, distance, num_scores=2, num_rounds=20, max_depth=3,
+            init_score=np.median(y) * unit,
         )[1].train_loss / unit
         for unit in (1.0, 2.0**10)
     ]  # fmt: skip
