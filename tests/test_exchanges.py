@@ -2,7 +2,7 @@
 """How often the devices of a mesh exchange sums, and that guesses change no sum."""
 
 from collections import Counter
-from functools import partial
+from functools import cache, partial
 
 import jax
 import jax.numpy as jnp
@@ -40,17 +40,22 @@ EXCHANGES = ("psum", "pmax", "pmin", "all_gather")
 RAN = Counter()  # by programs that were traced within count_calls
 
 
-def run_in_shards(function, *rows):
-    """Runs a function of rows on every shard; its results are the same on all."""
-
+@cache
+def compile_for_shards(function, *static):
     def run(*rows):
         with use_shards(SHARDS):
-            return jax.tree.map(lambda a: jnp.asarray(a)[None], function(*rows))
+            found = function(*static, *rows)
+            return jax.tree.map(lambda a: jnp.asarray(a)[None], found)
 
     row = P("rows")
-    found = jax.jit(
+    return jax.jit(
         jax.shard_map(run, mesh=MESH, in_specs=row, out_specs=row, check_vma=False)
-    )(*rows)
+    )
+
+
+def run_in_shards(function, *rows, static=()):
+    """Runs a function of rows on every shard; its results are the same on all."""
+    found = compile_for_shards(function, *static)(*rows)
     for array in jax.tree.leaves(found):
         array = np.asarray(array)
         assert all(np.array_equal(array[0], each, equal_nan=True) for each in array)
@@ -80,6 +85,14 @@ def make_values(seed=0):
     return values.astype(np.float32), rng.random(ROWS).astype(np.float32)
 
 
+def add(values, weights, guess):
+    pairs = (values, weights), (weights, None)
+    count = jnp.sum(weights > 0.5, dtype=jnp.int32)
+    guesses = guess[0], jnp.float32(0.9)
+    found = sum_guessed(pairs, guesses, [count], [jnp.max(values), values[0]])
+    return found, sum_each(*pairs)
+
+
 @pytest.mark.parametrize(
     ("factor", "odd"),
     [(0.0, 1.0), (1e-9, np.nan), (1.0, 1.0), (1.0, np.inf), (1e9, 1.0)],
@@ -89,14 +102,7 @@ def test_guesses_change_no_sum(monkeypatch, factor, odd):
     values[70] *= odd
     guess = np.float32(factor) * np.max(np.abs((values * weights)[np.isfinite(values)]))
 
-    def add(values, weights):
-        pairs = (values, weights), (weights, None)
-        count = jnp.sum(weights > 0.5, dtype=jnp.int32)
-        guesses = jnp.float32(guess), jnp.float32(0.9)
-        found = sum_guessed(pairs, guesses, [count], [jnp.max(values), values[0]])
-        return found, sum_each(*pairs)
-
-    run = partial(run_in_shards, add, values, weights)
+    run = partial(run_in_shards, add, values, weights, np.full(DEVICES, guess))
     calls, (found, expected) = count_calls(monkeypatch, run)
     np.testing.assert_array_equal(found.sums, expected)
     assert calls == 3 + (factor != 1)  # two of them are those of sum_each
@@ -128,6 +134,21 @@ def test_exchange():
         jax.tree.map(np.testing.assert_array_equal, found[one], both[one])
 
 
+def measure(raised, uniform, gradient, curvature, weights):
+    sizes = no_sizes(1)
+    first, _ = sum_first(
+        gradient[None], curvature[None], weights, weights > 0, raised, sizes
+    )
+    assert first is not None
+    first = jax.tree.map(lambda array: array[0], first)
+    times, factors = split_weights(weights)
+    scaled, mass = (each * factors / first.mean for each in (gradient, curvature))
+    rows = scaled, mass, times, uniform
+    found = measure_first(first, first.mean, *rows)
+    both = sum_each((curvature, weights), (weights, None))
+    return found, measure_rows(*rows), first, both
+
+
 @pytest.mark.parametrize(
     ("raised", "factor", "uniform"),
     [
@@ -145,22 +166,8 @@ def test_first_sums_measure_what_scaled_derivatives_do(uniform, factor, raised):
     weights = np.ones(ROWS, np.float32)
     weights[::7] = 0 if uniform else 2.5
 
-    def run(gradient, curvature, weights):
-        sizes = no_sizes(1)
-        first, _ = sum_first(
-            gradient[None], curvature[None], weights, weights > 0, raised, sizes
-        )
-        assert first is not None
-        first = jax.tree.map(lambda array: array[0], first)
-        times, factors = split_weights(weights)
-        scaled, mass = (each * factors / first.mean for each in (gradient, curvature))
-        rows = scaled, mass, times, uniform
-        found = measure_first(first, first.mean, *rows)
-        both = sum_each((curvature, weights), (weights, None))
-        return found, measure_rows(*rows), first, both
-
     found, expected, first, (total, weight) = run_in_shards(
-        run, gradient, curvature, weights
+        measure, gradient, curvature, weights, static=(raised, uniform)
     )
     compared = (0,) if uniform else (0, 1)
     for index in compared:
@@ -173,12 +180,12 @@ def test_first_sums_measure_what_scaled_derivatives_do(uniform, factor, raised):
 
 
 CASES = {
-    # The sums of the round, three levels, leaves, losses.
-    "squared": (losses.squared_error, 6),
+    # The sums of the round, two levels, leaves, losses.
+    "squared": (losses.squared_error, 5),
     # And whether rows have a minimum; the loss changes of the leaves.
-    "logistic": (losses.logistic, 9),
+    "logistic": (losses.logistic, 8),
     # And the smoothing scale; rows without derivatives; four digits of the medians.
-    "absolute": (losses.absolute_error, 11),
+    "absolute": (losses.absolute_error, 10),
 }
 
 
@@ -195,7 +202,7 @@ def test_number_of_exchanges_a_round(monkeypatch, name):
     def run(rounds):
         # Other tests make no programs of so many bins.
         jb.fit(
-            x, y, loss, num_rounds=rounds, max_depth=3, max_bins=23, mesh=MESH,
+            x, y, loss, num_rounds=rounds, max_depth=2, max_bins=23, mesh=MESH,
             validation=held, learning_rate=0.01,
         )  # fmt: skip
 
