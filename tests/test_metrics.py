@@ -92,29 +92,32 @@ def test_all_metrics_are_compared():
 @pytest.mark.parametrize("name", CASES)
 def test_metrics_are_those_of_scikit_learn(name):
     for targets, found, peer in CASES[name]:
-        metric = jax.jit(METRICS[name])
-        expected = peer(targets, found)
-        assert metric(found, targets) == pytest.approx(expected, rel=2e-6), name
-        expected = peer(targets, found, sample_weight=WEIGHTS)
-        assert metric(found, targets, WEIGHTS) == pytest.approx(expected, rel=2e-6)
         # What rows of weight 0 hold does not matter.
-        odd = np.where(WEIGHTS.reshape(-1, *[1] * (targets.ndim - 1)) > 0, targets, 0)
-        if targets.dtype == np.float32:
-            odd = np.where(odd == targets, targets, np.nan).astype(np.float32)
-            odd[WEIGHTS == 0] = np.nan
-        assert metric(found, odd, WEIGHTS) == pytest.approx(expected, rel=2e-6)
+        weights = WEIGHTS.reshape(-1, *[1] * (targets.ndim - 1))
+        odd = np.where(weights > 0, targets, 0 if targets.dtype == np.int32 else np.nan)
+        rows = (targets, None), (targets, WEIGHTS), (odd, WEIGHTS)
+        values = jax.jit(
+            lambda found, rows: [METRICS[name](found, *each) for each in rows]
+        )(found, rows)
+        expected = peer(targets, found), peer(targets, found, sample_weight=WEIGHTS)
+        np.testing.assert_allclose(values, [*expected, expected[1]], rtol=2e-6)
 
 
 def test_two_classes_may_have_two_scores_or_signs():
     logit = jnp.log(CHANCE / (1 - CHANCE))
     pair = np.stack([-logit / 2, logit / 2], axis=1)
+    rows = (CHANCE, LABELS), (CHANCE, 2 * LABELS - 1), (pair, LABELS)
+    links = None, None, jax.nn.softmax
     for name in ("auc", "log_loss", "brier", "error"):
-        metric = jax.jit(METRICS[name], static_argnames="inverse_link")
-        expected = float(metric(CHANCE, LABELS, WEIGHTS))
+        expected, signed, found = jax.jit(
+            lambda rows, metric=METRICS[name]: [
+                metric(*each, WEIGHTS, inverse_link=link)
+                for each, link in zip(rows, links, strict=True)
+            ]
+        )(rows)
+        assert signed == expected
         if name != "error":  # an even chance is the first class of two
-            found = metric(pair, LABELS, WEIGHTS, inverse_link=jax.nn.softmax)
-            assert float(found) == pytest.approx(expected, rel=2e-6), name
-        assert float(metric(CHANCE, 2 * LABELS - 1, WEIGHTS)) == expected
+            assert found == pytest.approx(float(expected), rel=2e-6), name
 
 
 def test_log_loss_is_exact_where_probabilities_round_to_one():
