@@ -67,9 +67,13 @@ def test_every_way_to_train_counts_the_scores():
     loss = jb.losses.squared_error
     codes = jb.apply_bins(jb.fit_bins(X), X)
     key = jax.random.key(0)
-    shape = jax.eval_shape(lambda: jb.boost(codes, Y, loss, key, **SETTINGS)[1]).shape
-    assert jb.init(codes, Y, loss, key).scores.shape == shape == (ROWS, 2)
-    assert jb.cross_validate(X, Y, folds=3, **SETTINGS).scores.shape == (ROWS, 2)
+    start = dict(init_score=0.0)  # a search compiles for long
+    shape = jax.eval_shape(
+        lambda: jb.boost(codes, Y, loss, key, **start, **SETTINGS)[1]
+    ).shape
+    assert jb.init(codes, Y, loss, key, **start).scores.shape == shape == (ROWS, 2)
+    folds = jb.cross_validate(X, Y, folds=3, **start, **SETTINGS)
+    assert folds.scores.shape == (ROWS, 2)
     refined, _ = jb.refine(model, X, Y, num_epochs=1)
     assert jb.predict(refined, X).shape == (ROWS, 2)
 
@@ -79,18 +83,19 @@ def test_streams_are_told_the_number_of_scores():
         source = jb.streams.array_batches(X, Y, batch_rows=100)
         return jb.stream(source, memory="256 MiB", bins=jb.fit_bins(X))
 
-    model, _ = jb.fit(stream(), num_scores=2, **SETTINGS)
-    expected = jb.predict(jb.fit(X, Y, **SETTINGS)[0], X)
+    start = dict(init_score=0.0, **SETTINGS)
+    model, _ = jb.fit(stream(), num_scores=2, **start)
+    expected = jb.predict(jb.fit(X, Y, **start)[0], X)
     np.testing.assert_allclose(jb.predict(model, X), expected, rtol=1e-4, atol=1e-3)
     with pytest.raises(ValueError, match=r"num_scores must be 2 .* 2 columns, got 1"):
         jb.fit(stream(), **SETTINGS)
 
 
 def test_missing_labels_have_no_gradient():
-    gradient = jax.grad(jb.losses.sum_targets(jb.losses.gamma))
+    gradient = jax.jit(jax.grad(jb.losses.sum_targets(jb.losses.gamma)))
     found = gradient(jnp.float32([0.5, -200.0, 1.0]), jnp.float32([2, np.nan, 3]))
-    single = [jax.grad(jb.losses.gamma)(s, t) for s, t in ((0.5, 2.0), (1.0, 3.0))]
-    np.testing.assert_allclose(found, [single[0], 0, single[1]])
+    single = [1 - t * np.exp(-s) for s, t in ((0.5, 2.0), (1.0, 3.0))]
+    np.testing.assert_allclose(found, [single[0], 0, single[1]], rtol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -116,6 +121,8 @@ def test_a_missing_target_is_no_row(loss, known):
     counts = history.choices["min_child_samples"]
     assert counts == [20, of_known.choices["min_child_samples"]]
     assert np.asarray(model.sums.weight)[0, 1].sum() == rows.sum()
+    if loss is not LOGISTIC:  # which rows count is the same for all
+        return
     shared, _ = jb.fit(x, targets, loss, share_structure=True, **settings)
     weight = np.asarray(shared.sums.weight)[:, 1].sum(axis=1)
     np.testing.assert_array_equal(weight, rows.sum())
@@ -135,13 +142,6 @@ def test_missing_labels_are_left_out():
     losses = np.logaddexp(0, scores) - np.where(KNOWN, GAPPY, 0) * scores
     expected = np.sum(losses * KNOWN) / ROWS
     np.testing.assert_allclose(history.validation_loss[-1], expected, rtol=1e-5)
-    filled = np.where(KNOWN, LABELS, 1 - LABELS)  # wrong, but of weight 0
-    for k in range(2):
-        other, _ = jb.fit(
-            X, filled[:, k], LOGISTIC, sample_weight=KNOWN[:, k] * 1.0, **SETTINGS
-        )
-        found, expected = scores[:, k], np.asarray(jb.predict(other, X))
-        assert np.corrcoef(found, expected)[0, 1] > 0.9
 
 
 PEERS = dict(
