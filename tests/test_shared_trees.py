@@ -31,7 +31,7 @@ def test_sizes_come_from_the_leaves():
     assert model.num_scores == expand(model).num_scores == 3
     assert model.feature.shape[1] == 1 and model.max_depth == 4
     assert repr(model) == repr(expand(model))
-    single, _ = jb.fit(make_rows(), np.arange(400.0), num_rounds=2)
+    single, _ = jb.fit(make_rows(), np.arange(400.0), num_rounds=6, max_depth=4)
     assert not single.shares_structure
 
 
@@ -329,14 +329,14 @@ def test_pictures_show_the_values_of_all_scores():
 
 def test_rows_are_looked_up_in_a_tree_on_codes():
     x = make_rows(200)[:, :4]
-    y, bins = np.arange(200) % 3, jb.fit_bins(x)
+    y, bins = np.eye(3, dtype=np.float32)[np.arange(200) % 3], jb.fit_bins(x)
     codes = jb.apply_bins(bins, x)
     start = dict(num_scores=3, init_score=0.0)
-    state = jb.init(codes, y, jb.losses.softmax, jax.random.key(0), **start)
+    state = jb.init(codes, y, squared_distance, jax.random.key(0), **start)
     trees = []
     for _ in range(2):
         state, tree = jb.boost_step(
-            state, codes, y, jb.losses.softmax, share_structure=True, max_depth=3
+            state, codes, y, squared_distance, share_structure=True, max_depth=3
         )
         trees.append(tree)
     for tree in trees:
