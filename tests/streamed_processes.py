@@ -10,11 +10,10 @@ import numpy as np
 import jboost as jb
 from jboost import losses
 
-SHARES = {1: (1.0,), 2: (0.3, 0.7), 3: (0.55, 0.0, 0.45)}
+SHARES = {1: (1.0,), 3: (0.55, 0.0, 0.45)}
 NUM_ROWS = 1201
 SMALL = dict(num_rounds=3, max_depth=2)
 CASES: dict[str, dict[str, Any]] = {
-    "squared": dict(loss=losses.squared_error),
     "softmax": dict(
         loss=losses.softmax, num_scores=3, offset=True, init_score=[0.5, 0.0, -0.25]
     ),
@@ -122,27 +121,32 @@ def describe(trained):
     return jax.device_get(jax.tree.leaves(model)), np.stack(curves)
 
 
-def stop_early(rank, count, folder, path):
-    """Trains twice: a callback stops it, with a checkpoint; then a metric does."""
+def run_in_turn(rank, count, folder, path):
+    """Trains twice: a callback stops it, with a checkpoint; then a metric does.
+
+    Returns what these and then ``fail_in_turn`` return.
+    """
     call = (rank, count, "validated", folder)
     by_callback = train(
         *call, checkpoint=path, checkpoint_rounds=1,
         callbacks=lambda number, history, model: number == 1,
     )  # fmt: skip
-    return by_callback, train(*call, **STOPPED)
+    return by_callback, train(*call, **STOPPED), fail_in_turn(rank, count, folder)
 
 
-def fail_in_turn(rank, folder):
-    """Does all that fails on process 1, one after the other; returns the errors."""
+def fail_in_turn(rank, count, folder):
+    """Does all that fails on the last process; returns the errors by their kinds."""
     kinds = ("source", "columns", "memory", "block", "nothing")
-    return {what: fail(rank, what, Path(folder, what, str(rank))) for what in kinds}
+    return {
+        each: fail(rank, count, each, Path(folder, each, str(rank))) for each in kinds
+    }
 
 
-def fail(rank, what, own):
-    """Does what fails on process 1; returns the error of this process."""
+def fail(rank, count, what, own):
+    """Does what fails on the last process; returns the error of this process."""
     bins = jb.fit_bins(make_table()[0], max_bins=32)
-    stream, settings = make_stream(rank, 2, "squared", bins, own)
-    wrong = rank == 1
+    stream, settings = make_stream(rank, count, "validated", bins, own)
+    wrong = rank == count - 1
     if what == "source" and wrong:
         stream.source = break_after_one(stream.source)
     if what == "columns" and wrong:
@@ -159,7 +163,7 @@ def fail(rank, what, own):
                 path.write_bytes(b"")
 
     try:
-        jb.fit(stream, mesh=find_mesh(), callbacks=harm, **settings)
+        jb.fit(stream, mesh=find_mesh(), callbacks=harm, max_bins=32, **settings)
     except Exception as error:
         return type(error).__name__, str(error)
     return None, None

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 from processes import run_processes
-from streamed_processes import STOPPED, fail_in_turn, stop_early, train, train_in_memory
+from streamed_processes import STOPPED, run_in_turn, train, train_in_memory
 
 
 def assert_same(found, expected):
@@ -24,12 +24,18 @@ def test_devices_of_one_process_share_what_rows_need(case, tmp_path):
     assert_same(found, train_in_memory(case))
 
 
-def test_processes_stream_their_own_rows_and_one_goes_on(tmp_path):
-    """One of them has no rows."""
-    call, path = (0, 1, "validated", tmp_path, 1), tmp_path / "run.jboost"
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """What three processes return, one of which has no rows, and their folder."""
+    folder = tmp_path_factory.mktemp("runs")
+    found = run_processes(run_in_turn, 3, 3, folder, folder / "run.jboost")
+    return [*zip(*found, strict=True)], folder
+
+
+def test_processes_stream_their_own_rows_and_one_goes_on(runs, tmp_path):
+    ((first, *others), stopped, _), folder = runs
+    call = (0, 1, "validated", tmp_path, 1)
     whole, curves = train(*call)
-    found, stopped = zip(*run_processes(stop_early, 3, 3, tmp_path, path), strict=True)
-    first, *others = found
     np.testing.assert_array_equal(first[1], curves[:, :2])
     for other in others:
         assert_same(other, first)
@@ -37,14 +43,8 @@ def test_processes_stream_their_own_rows_and_one_goes_on(tmp_path):
     assert expected[1].shape[1] == 3
     for each in stopped:
         assert_same(each, expected)
-    assert_same(train(*call, checkpoint=path, checkpoint_rounds=1), (whole, curves))
-
-
-@pytest.fixture(scope="module")
-def failures(tmp_path_factory):
-    """The errors of two processes, and the folder of their blocks."""
-    folder = tmp_path_factory.mktemp("failures")
-    return run_processes(fail_in_turn, 2, folder), folder
+    again = train(*call, checkpoint=folder / "run.jboost", checkpoint_rounds=1)
+    assert_same(again, (whole, curves))
 
 
 @pytest.mark.parametrize(
@@ -57,11 +57,11 @@ def failures(tmp_path_factory):
         ("nothing", "ValueError", "at least one batch on every process"),
     ],
 )
-def test_what_fails_on_one_process_is_raised_on_all(what, kind, message, failures):
-    found, folder = failures
+def test_what_fails_on_one_process_is_raised_on_all(what, kind, message, runs):
+    (*_, found), folder = runs
     errors = [each[what] for each in found]
-    assert [name for name, _ in errors] == [kind, kind]
+    assert [name for name, _ in errors] == 3 * [kind]
     assert all(message in text for _, text in errors)
     if what != "columns":
-        assert "process 1: " in errors[0][1]
+        assert "process 2: " in errors[0][1]
     assert not list(folder.rglob(f"*{os.sep}*.block"))
