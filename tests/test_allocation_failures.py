@@ -27,6 +27,7 @@ EVER = 2**62
 OTHERS = {
     "open_model", "close_model", "predict_here", "predict_ready", "predict_again",
     "relay", "keep_scratch", "grow_cart", "best_isa", "current_isa", "set_isa",
+    "cuda_load", "cuda_error", "cuda_version", "cuda_architecture",
 }  # fmt: skip
 
 

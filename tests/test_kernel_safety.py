@@ -236,6 +236,14 @@ def test_trees_are_grown_only_from_codes_that_are_there():
     ):  # fmt: skip
         with pytest.raises(Exception, match="jboost kernel: "):
             grow(**changed)
+    codes = np.array([1, 1, 2, 2, 3], np.uint8)
+    split = dict(
+        columns=np.tile(codes, (3, 1)), packed=np.tile(codes[None, :, None], (1, 1, 8)),
+        gradient=np.array([-9, -8, 0, 8, 9], np.float32),
+    )  # fmt: skip
+    assert grow(**split)[0].tolist() == [0, 0, 0]
+    with pytest.raises(Exception, match="two slots"):
+        grow(**split, num_slots=1)
 
 
 def test_trees_are_grown_only_from_entries_that_are_there():

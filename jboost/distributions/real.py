@@ -19,7 +19,7 @@ from jboost.distributions.special import (
     trigamma,
 )
 
-_LEAST_LOG_EXCESS = math.log(1e-4)  # log of the least df - 1 for which a mean exists
+_LEAST_LOG_EXCESS = math.log(1e-4)  # the mean needs df > 1
 _MANY = 100.0  # degrees of freedom
 _FARTHEST = 1e18  # in units of the scale, or of the scale times sqrt(df)
 

@@ -570,7 +570,7 @@ void GrowImpl(Buffers& buffers, const Pool& pool) {
   state.histograms = {sums.get(), num_slots, channels, num_bins,
                       limits.limits.min_count > 0 && channels == 3};
   Require(GrowTree(pool, codes, limits, rows, state),
-          "entries must hold ascending rows below N");
+          "entries must hold ascending rows below N, and splits must have two slots");
 }
 
 // The nodes whose histograms were summed: the smaller child of each pair; on the first
@@ -654,7 +654,8 @@ void FindLevelImpl(Buffers& buffers, const Pool& pool) {
   }
   FindLevel(pool, limits, level, squares.data(), state, splits);
   int64_t num_found = slots - std::count(splits.found, splits.found + slots, 0);
-  Require(last || 2 * num_found <= slots, "there must be two slots for each split");
+  Require(HaveSlots(limits, level, splits, state),
+          "there must be two slots for each split");
   Require(last || num_found <= most_summed, "there must be a sum for each split");
   std::vector<Sides> sides(slots);
   CountSides(state.histograms, limits.num_features, state.place, splits, sides.data());
@@ -711,7 +712,8 @@ void GrowSortedImpl(Buffers& buffers, const Pool& pool) {
   rows.entries[0] = before.get();
   rows.entries[1] = after.get();
   Require(GrowSortedTree(pool, codes, limits, rows, state),
-          "order must hold every row once for each feature");
+          "order must hold every row once for each feature, and splits must have two "
+          "slots");
 }
 
 void ProposeImpl(Buffers& buffers, const Pool& pool) {
@@ -731,7 +733,8 @@ void ProposeImpl(Buffers& buffers, const Pool& pool) {
               proposal.num_bins <= (proposal.wide ? 65536 : kByteStride),
           "the bins must fit the type of the proposed codes");
   buffers.Finish();
-  Require(Propose(pool, codes, mass, proposal), "order must hold rows");
+  Require(Propose(pool, codes, mass, proposal),
+          "order must hold rows, and mass must sum to less than 2^31");
 }
 
 void SampleImpl(Buffers& buffers, const Pool& pool) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The score of one side of a split where leaf values are limited, equal to the bit to
-// _limited_score of jboost.trees.splitting. Everything here has internal linkage,
+// limited_score of jboost.trees.splitting. Everything here has internal linkage,
 // because the loops of every instruction set include it.
 #ifndef JBOOST_LIMITED_H_
 #define JBOOST_LIMITED_H_

@@ -420,6 +420,7 @@ bool Grow(Growth* growth) {
     SearchLevel(growth, parents);
     SplitMemory level = WriteLevel(*growth);
     const Splits& splits = level.splits;
+    if (!HaveSlots(growth->limits, growth->level, splits, state)) return false;
     std::vector<Sides> sides = RouteGroups(growth, splits);
     FinishLevel(growth->limits, growth->level, splits, sides.data(), state);
     if (growth->level + 1 < growth->limits.max_depth) {
@@ -460,12 +461,14 @@ bool Propose(const Pool& pool, const SortedCodes& codes, const int32_t* mass,
              const Proposal& proposal) {
   const SortedLoops& loops = JBOOST_CHOOSE(SortedLoops);
   int64_t num_rows = codes.num_rows, num_bins = proposal.num_bins;
-  uint32_t total = 0;
-  bool equal = true;
+  int64_t total = 0;
+  bool equal = true, positive = true;
   for (int64_t row = 0; row < num_rows; ++row) {
-    total += static_cast<uint32_t>(mass[row]);
+    total += mass[row];
     equal &= mass[row] == mass[0];
+    positive &= mass[row] >= 0;
   }
+  if (!positive || total > INT32_MAX) return false;
   std::atomic<bool> inside{true};
   ParallelFor(Threads(pool, num_rows * codes.num_columns), codes.num_columns,
               [&](int64_t feature) {

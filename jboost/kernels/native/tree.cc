@@ -299,6 +299,13 @@ void FindLevel(const Pool& pool, const TreeLimits& limits, int64_t level,
   KeepBest(limits, state, splits);
 }
 
+bool HaveSlots(const TreeLimits& limits, int64_t level, const Splits& splits,
+               const TreeState& state) {
+  int64_t slots = state.histograms.num_slots;
+  int64_t num_found = slots - std::count(splits.found, splits.found + slots, 0);
+  return level + 1 == limits.max_depth || 2 * num_found <= slots;
+}
+
 std::vector<NodeSum> FinishLevel(const TreeLimits& limits, int64_t level,
                                  const Splits& splits, const Sides* sides,
                                  const TreeState& state) {
@@ -352,7 +359,8 @@ bool GrowTree(const Pool& pool, const Codes& codes, const TreeLimits& given,
       }
     }
     FindLevel(pool, limits, level, squares.data(), state, splits);
-    if (!RouteRows(pool, codes, splits, level, limits.max_depth, rows.rows, rows.leaf,
+    if (!HaveSlots(limits, level, splits, state) ||
+        !RouteRows(pool, codes, splits, level, limits.max_depth, rows.rows, rows.leaf,
                    sides.data())) {
       return false;
     }

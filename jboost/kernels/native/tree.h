@@ -113,6 +113,10 @@ void KeepBest(const TreeLimits& limits, const TreeState& state, const Splits& sp
 void FindLevel(const Pool& pool, const TreeLimits& limits, int64_t level,
                const float* squares, const TreeState& state, const Splits& splits);
 
+// Whether the children of the splits of a level have slots.
+bool HaveSlots(const TreeLimits& limits, int64_t level, const Splits& splits,
+               const TreeState& state);
+
 // Writes the splits into the tree, and puts their children in the slots. Returns the
 // children whose histograms must be summed before the next level.
 std::vector<NodeSum> FinishLevel(const TreeLimits& limits, int64_t level,
