@@ -63,13 +63,17 @@ FALLING = dict(learning_rate=lambda number: 0.5 / (1 + number))
 # {name: (features beside the loss, arguments of fit)}.
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "squared sampled": (
-        "weights offset missing sampling",
-        dict(x=HOLES, sample_weight=WEIGHTS, offset=OFFSET, **SAMPLED),
+        "weights offset missing sampling drawn",
+        dict(x=HOLES, sample_weight=WEIGHTS, offset=OFFSET, rows_per_threshold=20,
+             **SAMPLED),
     ),
-    "squared limited": ("monotone missing", dict(x=HOLES, **LIMITED)),
+    "squared limited": (
+        "monotone missing drawn", dict(x=HOLES, rows_per_threshold=30, **LIMITED)
+    ),
     "squared categories": (
-        "categories weights schedule",
-        dict(x=TWO_LEVELS, categorical=[1, 2], sample_weight=WEIGHTS, **FALLING),
+        "categories weights schedule drawn",
+        dict(x=TWO_LEVELS, categorical=[1, 2], sample_weight=WEIGHTS,
+             rows_per_threshold=50, max_onehot=2, **FALLING),
     ),
     "absolute": (
         "weights missing linear",

@@ -233,6 +233,7 @@ CASES = dict(
     ),
     logistic=dict(
         y=Y > 1, loss=jb.losses.logistic, colsample_bytree=0.7, colsample_bynode=0.5,
+        rows_per_threshold=30,
         subsample=0.6, min_child_samples=9, sample_weight=np.arange(len(Y)) % 4,
     ),
     scores=dict(

@@ -34,6 +34,7 @@ WORDS = jnp.array([3, 5], jnp.uint32)
 BEST = calls.ISAS.index(calls.best_isa()) if calls.available() else 0
 DEFAULT = TreeLimits()
 COUNTED = TreeLimits(min_child_samples=20)
+DRAWN = TreeLimits(rows_per_threshold=300)
 SAMPLED = TreeLimits(
     colsample_bytree=0.7, colsample_bylevel=0.8, colsample_bynode=0.6
 )  # fmt: skip
@@ -92,6 +93,8 @@ TREES = {
     "counts of uniform rows": (32768, 7, 64, 7, COUNTED, 0.1, 0.9, True),
     "two-byte codes": (20000, 6, 1000, 5, DEFAULT, 0.1, 1.0, False),
     "two-byte codes, counts": (20000, 6, 1000, 5, COUNTED, 0.1, 1.0, False),
+    "drawn": (40001, 10, 256, 5, DRAWN, 0.1, 0.9, False),
+    "two-byte codes, drawn": (20000, 6, 1000, 5, DRAWN, 0.0, 1.0, True),
     "many features": (5000, 70, 32, 5, DEFAULT, 0.0, 1.0, False),
     "many sampled features": (5000, 70, 32, 5, SAMPLED, 0.1, 1.0, False),
     "a feature of missing values": (40, 3, 8, 1, DEFAULT, 1.0, 1.0, False),
@@ -161,7 +164,7 @@ def limit_values(l1, most, num_features):
 CONSTRAINED = {
     "values": ((20000, 9, 64, 5, DEFAULT, 0.1, 1.0, False), (3.0, 0.4), 0, None),
     "wide": ((20000, 6, 300, 5, COUNTED, 0.2, 0.8, True), (0.0, UNBOUNDED), 0, None),
-    "all": ((9000, 8, 32, 5, COUNTED, 0.1, 1.0, False), (1.0, UNBOUNDED), 3, 14),
+    "all": ((9000, 8, 32, 5, DRAWN, 0.1, 1.0, False), (1.0, UNBOUNDED), 3, 14),
 }
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""search_split: planted answers, a search by brute force, ties, and two channels."""
+"""search_split: planted answers, brute force, ties, two channels, drawn thresholds."""
 
 import hypothesis.strategies as st
 import jax
@@ -9,7 +9,7 @@ import pytest
 import references
 from hypothesis import given, settings
 
-from jboost.trees.splitting import search_split
+from jboost.trees.splitting import Draw, draw_thresholds, search_split
 
 NUM_FEATURES, NUM_BINS, NUM_ROWS = 3, 6, 24
 UNIT = jnp.array([0.25, 0.5])
@@ -250,3 +250,65 @@ def test_min_child_weight_is_exact_up_to_its_slack(least, found):
     sums = make_histogram(columns, [-9, -9, -9, 7, 7, 7, 7], np.full(7, 1))
     limits = references.Limits(min_child_weight=least)
     assert search(sums, limits=limits).found == found
+
+
+# Drawn thresholds.
+
+
+draw = jax.jit(draw_thresholds)
+
+
+@pytest.mark.parametrize("has_missing", [False, True])
+@pytest.mark.parametrize(("rows", "per"), [(10, 100), (149, 100), (260, 100), (900, 7)])
+def test_thresholds_are_drawn_from_equal_ranges_of_ranks(rows, per, has_missing):
+    rng = np.random.default_rng(rows)
+    seen = rng.random((3, 60)) < np.array([[0.2], [0.5], [1.0]])
+    seen[:, 0] = False
+    cuts = seen.sum(axis=1) - (not has_missing)
+    wanted = max(1, int(rows / per + 0.5))
+    for seed in range(20):
+        words = jnp.array([seed, 7], jnp.uint32)
+        chosen = np.asarray(
+            draw(
+                jnp.asarray(seen), jnp.asarray(cuts, jnp.int32), jnp.int32(rows),
+                jnp.arange(3, dtype=jnp.int32), Draw(jnp.int32(per), words),
+            )
+        )  # fmt: skip
+        for own, bins, number in zip(chosen, seen, cuts, strict=True):
+            if wanted >= number:
+                assert own.all()
+                continue
+            ranks = np.flatnonzero(own[bins])
+            assert own.sum() == len(ranks) == wanted
+            ends = np.arange(1, wanted + 1) * number // wanted
+            np.testing.assert_array_equal(np.searchsorted(ends, ranks, "right"),
+                                          np.arange(wanted))  # fmt: skip
+
+
+def test_every_cut_is_drawn_equally_often():
+    seen = jnp.arange(12)[None, :] > 0
+    seeds = jax.random.bits(jax.random.key(0), (20_000, 2), jnp.uint32)
+    shape = seen, jnp.array([10], jnp.int32), jnp.int32(3), jnp.zeros(1, jnp.int32)
+    chosen = jax.vmap(lambda words: draw(*shape, Draw(jnp.int32(9), words)))(seeds)
+    frequency = np.asarray(chosen).mean(axis=0)[0, 1:11]
+    np.testing.assert_allclose(frequency, 0.1, atol=5 * (0.09 / len(seeds)) ** 0.5)
+
+
+def test_a_search_among_drawn_thresholds_equals_brute_force():
+    rng = np.random.default_rng(3)
+    codes = rng.integers(0, NUM_BINS, (NUM_FEATURES, 40))
+    gradient, curvature = rng.normal(0, 9, 40).round(), rng.integers(1, 6, 40)
+    sums = make_histogram(codes, gradient, curvature)
+    seen, found = (sums[..., 2] > 0) & (np.arange(NUM_BINS) > 0), set()
+    cuts = all_candidates(sums, np.ones(NUM_FEATURES, bool), references.Limits())[1]
+    for seed in range(30):
+        own = Draw(jnp.int32(20), jnp.array([seed, 0], jnp.uint32))
+        number = jnp.full(NUM_FEATURES, NUM_BINS - 1, jnp.int32)
+        every = jnp.arange(NUM_FEATURES, dtype=jnp.int32)
+        chosen = np.asarray(draw(jnp.asarray(seen), number, jnp.int32(40), every, own))
+        split = find(jnp.asarray(sums), UNIT, jnp.ones(NUM_FEATURES, bool), draw=own)
+        best = max((cut for cut in cuts if chosen[cut[1:3]]), key=lambda cut: cut.gain)
+        np.testing.assert_allclose(split.gain, best.gain, rtol=1e-5)
+        assert chosen[split.feature, split.threshold]
+        found.add((int(split.feature), int(split.threshold)))
+    assert len(found) > 3

@@ -179,7 +179,12 @@ def _make_limits(settings, choices, num_rows, num_features, categories, feature_
         groups=groups,
         categories=limit_categories(categories, settings.max_onehot),
         num_features=np.int32(num_features),
+        rows_per_threshold=_as_int(settings.rows_per_threshold),
     )  # fmt: skip
+
+
+def _as_int(number) -> Any:
+    return number if isinstance(number, jax.Array) else np.int32(number)
 
 
 def _count_nodes(max_depth, choices, num_rows) -> int:

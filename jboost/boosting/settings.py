@@ -264,6 +264,14 @@ class RoundSettings(LeafSettings, total=False):
         "groups of features, by index or name, that may meet on a path",
         "`[[0, 1], [1, 2, 3]]`: all features on a path from root to leaf are in one "
         "group. A feature of no group splits alone.")]
+    rows_per_threshold: Annotated[Count, _traced(0, _unless_traced(_integer(0)),
+        "Constraints and split candidates",
+        "rows of a node for each threshold that it tries of a feature; 0: all",
+        "Of the cuts between the bins of a feature that have rows in the node, "
+        "max(1, round(rows / `rows_per_threshold`)) are tried, drawn for each node and "
+        "feature by rank, evenly spread. (Extremely randomized trees draw one by value; "
+        "Geurts, Ernst and Wehenkel 2006.) Of sets of "
+        "categories, and of categories one by one, as many are tried.")]
     candidates: Annotated[Candidates, Setting("global", _one_of(Candidates),
         "Constraints and split candidates",
         "thresholds that may split a node: chosen once (global), in each node "
@@ -408,6 +416,12 @@ def read_settings(given: Mapping[str, Any]) -> Settings:
         raise ValueError(
             "candidate_weights must be 'samples' with candidates='exact', which tries "
             f"every value whatever it weighs, got {settings.candidate_weights!r}"
+        )
+    rows: Any = settings.rows_per_threshold
+    if settings.candidates != "global" and (isinstance(rows, Tracer) or rows > 0):
+        raise ValueError(
+            "rows_per_threshold must be 0 with candidates other than 'global', which "
+            f"every node tries, got {rows} with {settings.candidates!r}"
         )
     return settings
 

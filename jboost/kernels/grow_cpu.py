@@ -28,6 +28,7 @@ class SplitLimits(NamedTuple):
     min_child_weight: Float[Array, ""]
     min_child_samples: Int32[Array, ""]
     num_features: Int32[Array, ""]
+    rows_per_threshold: Int32[Array, ""]
 
 
 class TreeSizes(NamedTuple):

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int32, UInt8
+from jaxtyping import Array, Bool, Float, Int32, UInt8, UInt32
 
 from jboost.kernels.binning_cpu import packed_shape
 from jboost.kernels.calls import floats, ints
@@ -179,12 +179,15 @@ def find_cuts(
     allowed: Bool[Array, "M F"],
     unit: Float[Array, "2"],
     limits: Float[Array, "2"],
-    least_count: Int32[Array, ""],
+    counts: Int32[Array, "2"],
+    seeds: UInt32[Array, "M 2"],
 ) -> BestCuts:
     """Finds the best cut of each node and feature, without limits on leaf values.
 
     Args:
       limits: l2 in units of the curvature's integers, and the least weight of a child.
+      counts: the least number of rows of a child, and ``rows_per_threshold``.
+      seeds: of each node, for the draw of thresholds.
     """
     nodes, features, bins, channels = histogram.shape
     threads = min(256, -(-bins // LANES) * LANES)
@@ -194,10 +197,10 @@ def find_cuts(
         (floats(*shape), ints(*shape), floats(nodes)),
         (nodes * features, 1),
         (features, bins),
-        (channels + 2) * (1024 // LANES) * INT,  # enough for 1,024 threads
+        (channels + 3) * (1024 // LANES) * INT,  # enough for 1,024 threads
         threads=threads,
     )
-    return BestCuts(*launch(run, histogram, allowed, unit, limits, least_count))
+    return BestCuts(*launch(run, histogram, allowed, unit, limits, counts, seeds))
 
 
 def count_sides(codes, split, row_slot, in_bag):

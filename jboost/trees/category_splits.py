@@ -36,11 +36,13 @@ from jboost.codes.bins import MISSING
 from jboost.tables.categories import WORD
 from jboost.trees.splitting import (
     UNBOUNDED,
+    Draw,
     Split,
     ValueLimits,
     are_large_enough,
     child_limits,
     cut_gain,
+    draw_thresholds,
     is_worth,
     limited_gain,
     limited_score,
@@ -84,6 +86,7 @@ def find_mixed_split(
     min_child_weight: Float[Array, ""] | float = 1.0,
     min_child_samples: Int32[Array, ""] | int = 1,
     values: ValueLimits | None = None,
+    draw: Draw | None = None,
 ) -> Split:
     """Searches thresholds, and for features of categories sets of them.
 
@@ -103,6 +106,7 @@ def find_mixed_split(
     numeric = search_split(
         histogram, unit, features & ~is_category, l2=l2, min_gain=0.0, values=values,
         min_child_weight=min_child_weight, min_child_samples=min_child_samples,
+        draw=draw,
     )  # fmt: skip
     sums = jnp.moveaxis(histogram[categories.features], -1, 0)
     total = jnp.sum(sums[:, :1], axis=2, keepdims=True)
@@ -113,9 +117,18 @@ def find_mixed_split(
     ranked = _rank_codes(sums, shrunk, onehot, varies)
     least = child_limits(min_child_weight, min_child_samples)
     size = _score_size(total, unit, l2, values)
+    num_rows = total[-1, 0, 0]
     total = jnp.sum(shrunk, axis=2, keepdims=True)
     gain_of = _scoring(total, unit, l2, values)
     allowed = ranked.admissible & features[categories.features][:, None]
+    if draw is not None:
+        count = jnp.sum(ranked.seen, axis=1, dtype=jnp.int32)
+        complete = jnp.all(missing == 0, axis=(0, 2)) & ~onehot[:, 0]
+        cuts = count - complete.astype(jnp.int32)
+        cuts = jnp.where(onehot[:, 0] | varies[:, 0], cuts, 1)
+        code = jnp.arange(histogram.shape[1], dtype=jnp.int32)
+        filled = code[None, :] < count[:, None]
+        allowed &= draw_thresholds(filled, cuts, num_rows, categories.features, draw)
 
     def measure(left, right):
         admissible = allowed & are_large_enough(left, right, unit, least)

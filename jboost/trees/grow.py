@@ -29,6 +29,7 @@ from jboost.trees.levels import (
     find_splits,
     join_children,
     make_leaf,
+    needs_counts,
     pair_children,
     pass_paths,
     route_rows,
@@ -106,9 +107,8 @@ def _sum_nodes(
     rows, node, num_nodes, limits, num_bins, enabled: Any = True, *, children=False
 ):  # fmt: skip
     """Sums the histograms of the nodes, and counts only where they are needed."""
-    counted = jnp.asarray(limits.min_child_samples) > 1
     sums = sum_plain_histogram(
-        rows.codes, rows.channels, node, enabled, counted,
+        rows.codes, rows.channels, node, enabled, needs_counts(limits),
         num_nodes=num_nodes, num_bins=num_bins, children=children,
     )  # fmt: skip
     return total(sums)
@@ -268,6 +268,7 @@ def kernel_limits(limits, num_columns):
         num_features=jnp.int32(
             num_columns if limits.num_features is None else limits.num_features
         ),
+        rows_per_threshold=jnp.int32(limits.rows_per_threshold),
     )
 
 

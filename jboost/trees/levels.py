@@ -23,7 +23,7 @@ from jboost.tables.categories import goes_left
 from jboost.trees import paths
 from jboost.trees.category_splits import count_words, find_mixed_split
 from jboost.trees.limits import TreeLimits
-from jboost.trees.splitting import Split, child_limits, is_worth, search_split
+from jboost.trees.splitting import Draw, Split, child_limits, is_worth, search_split
 from jboost.trees.tree import CATEGORICAL, Tree
 
 
@@ -69,8 +69,11 @@ def find_splits(
     masks = sample_features(seed, level, slots, histogram.shape[1], limits)
     masks = paths.allow(path, masks)
     least = least_samples(limits, num_in_bag)
+    # Seeds of features are those of numbers from 0 on.
+    slot = jnp.arange(slots, dtype=jnp.int32)
+    seeds = derive(seed, -(2**level + slot))
 
-    def find(histogram, mask, bounds, squares):
+    def find(histogram, mask, bounds, squares, seed):
         values = limits.values
         if values is not None:
             values = values._replace(bounds=bounds)
@@ -88,23 +91,25 @@ def find_splits(
             min_child_weight=limits.min_child_weight,
             min_child_samples=least,
             values=values,
+            draw=Draw(jnp.asarray(limits.rows_per_threshold, jnp.int32), seed),
         )
 
-    def search_plainly(histogram, unit, masks, limits, least):
+    def search_plainly(histogram, unit, masks, limits, least, seeds):
         del unit, limits, least
-        return jax.vmap(find)(histogram, masks, path.bounds, squares)
+        return jax.vmap(find)(histogram, masks, path.bounds, squares, seeds)
 
     free = limits.values is None and limits.categories is None
     run = choose(xla=search_plainly, cuda=_search_on_gpu if free else None)
-    split = run(histogram, unit, masks, limits, least)
+    split = run(histogram, unit, masks, limits, least, seeds)
     found = split.found & (position >= 0)
     return split._replace(found=paths.keep_best(path, split.gain, found))
 
 
-def _search_on_gpu(histogram, unit, masks, limits, least):
+def _search_on_gpu(histogram, unit, masks, limits, least, seeds):
     weight, least = child_limits(limits.min_child_weight, least)
     numbers = jnp.stack([limits.l2 / unit[1], weight])
-    cuts = levels_cuda.find_cuts(histogram, masks, unit, numbers, least)
+    counts = jnp.stack([least, jnp.asarray(limits.rows_per_threshold, jnp.int32)])
+    cuts = levels_cuda.find_cuts(histogram, masks, unit, numbers, counts, seeds)
     best = jnp.max(cuts.gain, axis=1)
     every = jnp.arange(masks.shape[1], dtype=jnp.int32)
     match = cuts.gain == best[:, None]
@@ -120,12 +125,18 @@ def _search_on_gpu(histogram, unit, masks, limits, least):
 
 
 def least_samples(limits: TreeLimits, num_in_bag: Int32[Array, ""]) -> Int32[Array, ""]:
-    """Returns the least number of rows of a child; 0 if counts need not be summed.
+    """Returns the least number of rows of a child; 0 if counts need not be summed."""
+    least = jnp.asarray(limits.min_child_samples, jnp.int32)
+    return jnp.where(needs_counts(limits), jnp.minimum(least, num_in_bag + 1), 0)
+
+
+def needs_counts(limits: TreeLimits) -> Bool[Array, ""]:
+    """Returns whether the search needs the number of rows of each bin.
 
     A child without rows gives no gain, so that a minimum of 1 needs no counts.
     """
-    least = jnp.asarray(limits.min_child_samples, jnp.int32)
-    return jnp.where(least > 1, jnp.minimum(least, num_in_bag + 1), 0)
+    draws = jnp.asarray(limits.rows_per_threshold) > 0
+    return (jnp.asarray(limits.min_child_samples) > 1) | draws
 
 
 def sample_features(

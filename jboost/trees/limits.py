@@ -30,6 +30,7 @@ class TreeLimits(NamedTuple):
       groups: features that may meet on a path (``interactions``).
       num_features: number of columns of the codes that are features; the columns
         after them are padding. None: all.
+      rows_per_threshold: see :func:`jboost.trees.splitting.draw_thresholds`.
     """
 
     l2: Float[Array, ""] | float = 1.0
@@ -44,6 +45,7 @@ class TreeLimits(NamedTuple):
     max_bins: Int32[Array, ""] | int = 256
     categories: CategoryLimits | None = None
     num_features: Int32[ArrayLike, ""] | None = None
+    rows_per_threshold: Int32[ArrayLike, ""] | int = 0
 
 
 def count_in(limits: TreeLimits, unit: Float[ArrayLike, ""]) -> TreeLimits:

@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int32, UInt32
 
 from jboost.codes.bins import MISSING
+from jboost.numerics.random import hash_words
 
 _LEAST_GAIN = 1e-6  # relative to the parent's score: less may be rounding
 WEIGHT_SLACK = 1 - 1e-5  # float32 means of equal curvatures miss 1 by a few ulp
@@ -57,6 +58,17 @@ class Split(NamedTuple):
     absent_codes: UInt32[Array, "*M W"] | None = None
 
 
+class Draw(NamedTuple):
+    """How many thresholds of a node are tried; see :func:`draw_thresholds`.
+
+    Attributes:
+      seed: the node's own.
+    """
+
+    rows_per_threshold: Int32[Array, ""]
+    seed: UInt32[Array, "2"]
+
+
 def search_split(
     histogram: Int32[Array, "F B C"],
     unit: Float[Array, "2"],
@@ -67,8 +79,9 @@ def search_split(
     min_child_weight: Float[Array, ""] | float = 1.0,
     min_child_samples: Int32[Array, ""] | int = 1,
     values: ValueLimits | None = None,
+    draw: Draw | None = None,
 ) -> Split:
-    """Searches every feature, threshold and direction of the missing rows.
+    """Searches the features, thresholds and directions of the missing rows.
 
     gain = [G_L^2/(H_L+l2) + G_R^2/(H_R+l2) - G^2/(H+l2)] / 2 - min_gain (Chen and
     Guestrin 2016, eq. 7).
@@ -88,6 +101,7 @@ def search_split(
         have the same curvature, 1 as an integer, which then is the count.
       unit: value of one integer of gradient and of one of curvature; positive.
       min_gain: kappa, the price of a leaf.
+      draw: the thresholds to try; None: all.
     """
     # Channels in front: long rows of bins vectorize, pairs of channels do not.
     sums = jnp.moveaxis(histogram, -1, 0)
@@ -104,9 +118,14 @@ def search_split(
         sign = jnp.where(inside, values.monotone[:, None], 0)
         gain_of = partial(limited_gain, parent, unit, l2, values, sign)
     # Code 0 is no threshold: "all values right" mirrors "all values left".
-    allowed = (
-        features[:, None] & (jnp.arange(num_bins, dtype=jnp.int32) > MISSING)[None, :]
-    )
+    known = (jnp.arange(num_bins, dtype=jnp.int32) > MISSING)[None, :]
+    allowed = features[:, None] & known
+    if draw is not None:
+        feature = jnp.arange(features.shape[0], dtype=jnp.int32)
+        seen = known & jnp.any(sums != 0, axis=0)
+        complete = jnp.all(missing == 0, axis=(0, 2)).astype(jnp.int32)
+        cuts = jnp.sum(seen, axis=1, dtype=jnp.int32) - complete
+        allowed &= draw_thresholds(seen, cuts, total[-1, 0, 0], feature, draw)
 
     def measure(left, right):
         admissible = allowed & are_large_enough(left, right, unit, least)
@@ -132,6 +151,40 @@ def search_split(
         found=is_worth(best, noise[0, 0], min_gain),
         child_bounds=child_bounds,
     )
+
+
+def draw_thresholds(
+    seen: Bool[Array, "F B"],
+    cuts: Int32[Array, " F"],
+    num_rows: Int32[Array, ""],
+    feature: Int32[Array, " F"],
+    draw: Draw,
+) -> Bool[Array, "F B"]:
+    """Draws the thresholds of one node that the search tries.
+
+    Of the m cuts of a feature k = max(1, round(n / rows_per_threshold)) are drawn,
+    where n is the number of the node's rows: one from each of k ranges of ranks, whose
+    sizes differ by at most 1. All m are tried where k >= m.
+
+    Args:
+      seen: the bins with rows, each of which is the last one left of a cut; with one
+        after the cuts, or none. May be in any order.
+      cuts: the number m of cuts of each feature.
+      feature: the index of each feature, which the random numbers depend on.
+    """
+    cuts = jnp.maximum(cuts, 1)[:, None]
+    per = jnp.maximum(draw.rows_per_threshold, 1)
+    wanted = jnp.maximum((num_rows + (per >> 1)) // per, 1)
+    every = (draw.rows_per_threshold <= 0) | (wanted >= cuts)
+    wanted = jnp.minimum(wanted, cuts).astype(jnp.uint32)
+    cuts = cuts.astype(jnp.uint32)
+    rank = jnp.cumsum(seen, axis=1, dtype=jnp.uint32)  # from 1
+    # The last range that begins at or below a rank; products are below 2^32.
+    number = (jnp.maximum(rank, 1) * wanted - 1) // cuts
+    first, end = number * cuts // wanted, (number + 1) * cuts // wanted
+    word = hash_words(feature[:, None].astype(jnp.uint32) * 65536 + number, draw.seed)
+    drawn = first + (((word >> 16) * (end - first)) >> 16)
+    return every | (seen & (rank <= cuts) & (rank == drawn + 1))
 
 
 def child_limits(

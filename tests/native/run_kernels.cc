@@ -65,12 +65,13 @@ void RunTraining(const std::string& suffix, i64 bins) {
     if (channels == 1) continue;
     auto allowed = Draw<u8>(kNodes * kFeatures, 0, 2);
     std::vector<float> unit = {0.5, 2}, limits = {1, 0.1};
-    auto count = Draw<int>(1, 1, 2);
+    std::vector<int> limits_of_rows = {1, 30};
+    auto seeds = Draw<u32>(2 * kNodes, 0, 1 << 20);
     std::vector<float> gain(kNodes * kFeatures), noise(kNodes);
     std::vector<int> place(kNodes * kFeatures);
-    Run("search_" + std::to_string(channels), {kFeatures * kNodes}, 640, Data(sums),
-        Data(allowed), Data(unit), Data(limits), Data(count), Data(gain), Data(place),
-        Data(noise), kFeatures, bins);
+    Run("search_" + std::to_string(channels), {kFeatures * kNodes}, 768, Data(sums),
+        Data(allowed), Data(unit), Data(limits), Data(limits_of_rows), Data(seeds),
+        Data(gain), Data(place), Data(noise), kFeatures, bins);
   }
   auto feature = Draw<int>(kNodes, 0, kFeatures);
   auto threshold = Draw<int>(kNodes, 0, bins);

@@ -107,4 +107,15 @@ __device__ __forceinline__ void add_copies(const int* table, i64 cells, i64 copi
   }
 }
 
+// ../../numerics/random.py: hash_words.
+__device__ __forceinline__ u32 hash_word(u32 word, const u32* seed) {
+  for (int part = 0; part < 2; ++part) {
+    word += seed[part];
+    word = (word ^ (word >> 16)) * 0x7feb352du;
+    word = (word ^ (word >> 15)) * 0x846ca68bu;
+    word ^= word >> 16;
+  }
+  return word;
+}
+
 #endif  // JBOOST_PRELUDE_H_

@@ -5,17 +5,6 @@
 // One block samples for one node. Each thread owns some of the features.
 #include "prelude.h"
 
-// ../../numerics/random.py: hash_words.
-__device__ __forceinline__ u32 hash_word(u32 word, const u32* seed) {
-  for (int part = 0; part < 2; ++part) {
-    word += seed[part];
-    word = (word ^ (word >> 16)) * 0x7feb352du;
-    word = (word ^ (word >> 15)) * 0x846ca68bu;
-    word ^= word >> 16;
-  }
-  return word;
-}
-
 // Counts the eligible features whose hash lies below the bound; all, where it is null.
 __device__ __forceinline__ int count_features(const u8* eligible, int features,
                                               const u32* seed, const u32* bound,

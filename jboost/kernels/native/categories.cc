@@ -243,6 +243,8 @@ void FindCategorySplits(const Pool& pool, const Search& search,
     sums.gradient.resize(bins);
     std::vector<float> scratch(bins);
     RankedFeature ranked;
+    std::vector<int32_t> ranks;
+    DrawnSums drawn;
     BestSplit best{-__builtin_inff(), -1, 0, false};
     uint32_t* left = splits.left_codes + slot * splits.num_words;
     uint32_t* absent = splits.absent_codes + slot * splits.num_words;
@@ -267,11 +269,23 @@ void FindCategorySplits(const Pool& pool, const Search& search,
                         total[2]};
       NodeScore node = ScoreNode(all, limits, values, slot);
       BestSplit before = best;
-      int64_t num_sums = static_cast<int64_t>(ranked.sums[0].size());
-      loops.search({ranked.sums[0].data(), ranked.sums[1].data(), ranked.sums[2].data(),
-                    num_sums},
-                   all, node, limits, 0, num_sums, feature, scratch.data(), &best);
+      BinSums tried{ranked.sums[0].data(), ranked.sums[1].data(), ranked.sums[2].data(),
+                    static_cast<int64_t>(ranked.sums[0].size())};
+      bool draws = false;
+      if (ranked.onehot || varies) {
+        bool has_missing = tried.gradient[0] != 0 || tried.curvature[0] != 0 ||
+                           (counted && tried.count[0] != 0);
+        int64_t cuts = tried.num_bins - 1 - (!has_missing && !ranked.onehot);
+        draws = DrawThresholds(search, slot, total[2], feature, cuts, &ranks);
+      }
+      if (draws) {
+        for (int32_t& rank : ranks) ++rank;
+        tried = drawn.Take(tried, counted, ranks);
+      }
+      loops.search(tried, all, node, limits, 0, tried.num_bins, feature, scratch.data(),
+                   &best);
       if (best.feature == feature && best.feature != before.feature) {
+        if (draws) best.threshold = ranks[best.threshold - 1];
         best.threshold += static_cast<int32_t>(ranked.first) - 1;
         WriteSets(ranked, best.threshold, categories.num_codes[group], left, absent,
                   splits.num_words);

@@ -14,6 +14,7 @@
 #include "categories.h"
 #include "exact_sum.h"
 #include "limited.h"
+#include "sampling.h"
 #include "sparse.h"
 
 namespace jboost {
@@ -169,6 +170,19 @@ void WriteChildBounds(const int32_t left[2], const int32_t total[2],
   if (free) return;
   bounds[rising ? 1 : 0] = middle;
   bounds[rising ? 2 : 3] = middle;
+}
+
+// Lists the bins with rows, from cumulative sums with counts. Returns whether values
+// are missing.
+bool FindSeen(const BinSums& sums, std::vector<int32_t>* seen) {
+  seen->clear();
+  for (int64_t bin = 1; bin < sums.num_bins; ++bin) {
+    bool here = sums.count[bin] != sums.count[bin - 1] ||
+                sums.curvature[bin] != sums.curvature[bin - 1] ||
+                sums.gradient[bin] != sums.gradient[bin - 1];
+    if (here) seen->push_back(static_cast<int32_t>(bin));
+  }
+  return sums.gradient[0] != 0 || sums.curvature[0] != 0 || sums.count[0] != 0;
 }
 
 }  // namespace
@@ -509,6 +523,35 @@ void WriteSplit(int64_t slot, const BestSplit& best, const int32_t left[2],
                    is_missing, splits.child_bounds + 4 * slot);
 }
 
+bool DrawThresholds(const Search& search, int64_t slot, int32_t num_rows,
+                    int64_t feature, int64_t cuts, std::vector<int32_t>* ranks) {
+  int64_t per = search.rows_per_threshold;
+  if (per <= 0) return false;
+  int64_t wanted = std::max<int64_t>((num_rows + per / 2) / per, 1);
+  if (wanted >= cuts) return false;
+  uint32_t use = -static_cast<uint32_t>((int64_t{1} << search.level) + slot);
+  Seed seed = Derive({search.seed[0], search.seed[1]}, use);
+  ranks->clear();
+  for (int64_t number = 0; number < wanted; ++number) {
+    int64_t first = number * cuts / wanted, end = (number + 1) * cuts / wanted;
+    uint32_t word = Hash(static_cast<uint32_t>(feature * 65536 + number), seed);
+    ranks->push_back(
+        static_cast<int32_t>(first + ((word >> 16) * (end - first) >> 16)));
+  }
+  return true;
+}
+
+BinSums DrawnSums::Take(const BinSums& given, bool counted,
+                        const std::vector<int32_t>& at) {
+  const int32_t* planes[3] = {given.gradient, given.curvature, given.count};
+  for (int channel = 0; channel < (counted ? 3 : 2); ++channel) {
+    sums[channel].assign(1, planes[channel][0]);
+    for (int32_t index : at) sums[channel].push_back(planes[channel][index]);
+  }
+  return {sums[0].data(), sums[1].data(), sums[2].data(),
+          static_cast<int64_t>(at.size()) + 1};
+}
+
 void FindSplits(const Pool& pool, const Search& search, const LimitsOfSlots* slots,
                 const Splits& splits) {
   const GrowLoops& loops = JBOOST_CHOOSE(GrowLoops);
@@ -537,12 +580,27 @@ void FindSplits(const Pool& pool, const Search& search, const LimitsOfSlots* slo
     NodeScore node = ScoreNode(total, limits, slots, slot);
     std::unique_ptr<float[]> scratch(new float[bins]);
     BestSplit best{-__builtin_inff(), 0, 0, false};
+    std::vector<int32_t> seen, ranks;
+    DrawnSums drawn;
     for (int64_t f = 0; f < num_features; ++f) {
       if (!search.masks[slot * num_features + f]) continue;
-      int64_t at = f * bins;
-      loops.search({gradient + at, curvature + at, count + at, bins}, total, node,
-                   limits, slots == nullptr ? 0 : slots->monotone[f], bins - 1,
-                   static_cast<int32_t>(f), scratch.get(), &best);
+      int64_t at = f * bins, free_from = bins - 1;
+      BinSums sums{gradient + at, curvature + at, count + at, bins};
+      bool draws = false;
+      if (search.rows_per_threshold > 0) {
+        bool has_missing = FindSeen(sums, &seen);
+        int64_t cuts = static_cast<int64_t>(seen.size()) - !has_missing;
+        draws = DrawThresholds(search, slot, total[2], f, cuts, &ranks);
+      }
+      if (draws) {
+        for (int32_t& rank : ranks) rank = seen[rank];
+        sums = drawn.Take(sums, true, ranks);
+        free_from = sums.num_bins - (ranks.back() == bins - 1);
+      }
+      float before = best.gain;
+      loops.search(sums, total, node, limits, slots == nullptr ? 0 : slots->monotone[f],
+                   free_from, static_cast<int32_t>(f), scratch.get(), &best);
+      if (draws && best.gain > before) best.threshold = ranks[best.threshold - 1];
     }
     int64_t row = best.feature * bins, cut = row + best.threshold;
     int32_t left[2] = {gradient[cut], curvature[cut]};

@@ -314,8 +314,24 @@ struct Search {
   const uint8_t* masks;     // [slots, F]: which features may be split
   SplitLimits limits;
   float min_gain;
+  const uint32_t* seed;  // [2]: of the tree
+  int64_t level;
+  int32_t rows_per_threshold;  // 0: every threshold is tried
 
   int64_t num_slots() const { return histograms.num_slots; }
+};
+
+// Draws the ranks, ascending from 0, of the cuts of a feature that are tried in a slot
+// with `num_rows` rows; false: all are. See draw_thresholds of jboost.trees.splitting.
+bool DrawThresholds(const Search& search, int64_t slot, int32_t num_rows,
+                    int64_t feature, int64_t cuts, std::vector<int32_t>* ranks);
+
+// Of the cumulative sums of one feature, [0] of missing values, those that are tried.
+struct DrawnSums {
+  std::vector<int32_t> sums[3];
+
+  // `at`: the indices in `given` of those after the first.
+  BinSums Take(const BinSums& given, bool counted, const std::vector<int32_t>& at);
 };
 
 // Finds the best split of each slot; `values` may be null.

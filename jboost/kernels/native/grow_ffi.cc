@@ -458,11 +458,13 @@ Options ReadLimits(Buffers& buffers, bool categories, TreeLimits* limits) {
   limits->limits.l2 = buffers.Scalar<float>("l2");
   limits->min_gain = buffers.Scalar<float>("min_gain");
   limits->limits.min_weight = buffers.Scalar<float>("min_child_weight");
-  // A child without rows has no gain, so a minimum of 1 needs no check (and rows are
-  // not counted for it).
   int32_t least = buffers.Scalar<int32_t>("min_child_samples");
-  limits->limits.min_count = least > 1 ? least : 0;
   limits->num_features = buffers.Scalar<int32_t>("num_features");
+  limits->rows_per_threshold = buffers.Scalar<int32_t>("rows_per_threshold");
+  // A child without rows has no gain, so a minimum of 1 needs no check (and rows are
+  // not counted for it, but for a draw of thresholds).
+  bool counted = least > 1 || limits->rows_per_threshold > 0;
+  limits->limits.min_count = counted ? least : 0;
   return {buffers.Attribute("limited") != 0, buffers.Attribute("grouped") != 0,
           categories && buffers.Attribute("categorical") != 0};
 }

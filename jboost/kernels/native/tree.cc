@@ -287,8 +287,10 @@ void FindLevel(const Pool& pool, const TreeLimits& limits, int64_t level,
   int64_t num_slots = state.histograms.num_slots, num_features = limits.num_features;
   std::copy_n(state.position, num_slots, splits.position);
   std::vector<uint8_t> masks = MaskFeatures(limits, level, state);
-  Search search{state.histograms, num_features,  state.place,    state.position,
-                masks.data(),     limits.limits, limits.min_gain};
+  Search search{state.histograms,         num_features, state.place,
+                state.position,           masks.data(), limits.limits,
+                limits.min_gain,          limits.seed,  level,
+                limits.rows_per_threshold};
   LimitsOfSlots values{limits.l1, state.bounds, limits.monotone};
   const LimitsOfSlots* limited = limits.bounds == nullptr ? nullptr : &values;
   if (limits.categories == nullptr) {

@@ -33,6 +33,7 @@ struct TreeLimits {
   const uint8_t* groups;
   int64_t num_groups;
   const CategoryLimits* categories;  // null without
+  int32_t rows_per_threshold;        // 0: every threshold is tried
 };
 
 // Limits in the units in which splits are searched; see jboost.trees.limits.
