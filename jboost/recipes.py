@@ -393,4 +393,4 @@ def stochastic(recipe: Recipe, *, subsample: float = 0.5) -> Recipe:
       Friedman 2002, Stochastic gradient boosting, algorithm 1.
     """
     check_number("subsample", subsample, above=0.0, most=1.0)
-    return dict(recipe, subsample=subsample)
+    return dict(recipe, subsample=subsample, leaf_rows="sample")

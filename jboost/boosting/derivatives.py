@@ -208,7 +208,8 @@ def note_lost(state: BoostState, lost: Int32[Array, "2"]) -> BoostState:
 
 def _differentiate_groups(problem, state):
     weights, groups = problem.data.weights, problem.data.groups
-    if groups.kind != "ids":  # rows outside the bag leave their group
+    if groups.kind != "ids" and problem.method.leaf_rows == "sample":
+        # Rows outside the bag leave their group.
         weights = jnp.where(draw_rows(problem, state), weights, 0.0)
     objective = bind_groups(problem, state, weights)
     gradient, probe = renew_probe(objective, state.scores, state.probe, state.round)
@@ -538,11 +539,12 @@ class RoundPlan(NamedTuple):
     Attributes:
       for_splits: derivatives for the splits.
       for_leaves: derivatives for the leaf values.
-      in_bag: mask of the rows that the trees learn from; None in programs that use all.
-      whole: whether no row is left out.
+      in_bag: mask of the rows that the splits are found from; None in programs that
+        use all.
+      whole: whether leaf values are fitted to the other rows, too.
       limits: numbers that shape the trees, "auto" resolved.
-      shard_sums: sums over the shards, if rows are sharded and splits and leaf values
-        have the same derivatives; otherwise None.
+      shard_sums: sums over the shards of rows in the bag, if rows are sharded and
+        splits and leaf values have the same derivatives; otherwise None.
       sizes, lost: fields of the state after the round.
       projection: derivatives along one direction, for one tree of all scores; otherwise
         None.
@@ -575,14 +577,13 @@ class RoundPlan(NamedTuple):
     def weights(
         self, data: Data, known: Bool[Array, "*K N"] | None = None
     ) -> Float[Array, "*K N"]:
-        """Returns the weights of the rows that the trees learn from, 0 for others.
+        """Returns the weights of the rows that leaf values are fitted to, 0 for others.
 
-        Rows of weight 0 have a derivative in their weight, unless rows are sampled.
+        Rows of weight 0 have a derivative in their weight, unless rows are left out.
         """
         weights = data.weights
         if self.in_bag is not None:
-            inside = self.in_bag | (self.whole & (data.weights == 0))
-            weights = jnp.where(inside, data.weights, 0.0)
+            weights = jnp.where(self.in_bag | self.whole, data.weights, 0.0)
         return weights if known is None else jnp.where(known, weights, 0.0)
 
 
@@ -614,7 +615,7 @@ def start_round(
         problem.method.leaf_solver,
         limits.min_child_samples,
     )
-    weights = problem.data.weights
+    weights, every = problem.data.weights, problem.method.leaf_rows == "all"
     in_bag = draw_rows(problem, state)
     first, sizes = None, state.sizes
     if len(scaling.policies) == 1 and raw[0].known is None:  # all rows count alike
@@ -628,7 +629,7 @@ def start_round(
         for_splits=shape,
         for_leaves=fitted,
         in_bag=in_bag,
-        whole=jnp.asarray(True if share is None else share >= 1),
+        whole=jnp.asarray(True if share is None or every else share >= 1),
         limits=limits._replace(min_child_samples=choices.min_child_samples),
         shard_sums=first,
         sizes=sizes,

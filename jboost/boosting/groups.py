@@ -15,6 +15,7 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, ArrayLike, Bool, Float, Int32, UInt32
 
+from jboost.boosting.settings import Settings
 from jboost.losses import Adaptive, bare_loss
 from jboost.numerics.exact import sum_channels, sum_rows
 from jboost.numerics.random import derive, sample
@@ -113,14 +114,15 @@ def read_groups(
     return found, weights
 
 
-def refuse_bags(loss: Any, groups: RowGroups | None, share: Any) -> None:
+def refuse_bags(loss: Any, groups: RowGroups | None, settings: Settings) -> None:
     """Raises if rounds leave rows out of groups and the traced loss takes no mask."""
     if groups is None or groups.kind == "ids" or loss.inputs.where:
         return
-    if isinstance(share, Tracer) or share < 1:
+    if settings.leaves_out:
         raise ValueError(
-            "subsample must be 1 where groups are not ids and the loss does not take "
-            f"where, because rows leave their groups, got {share}"
+            "subsample must be 1, or leaf_rows 'all', where groups are not ids and the "
+            "loss does not take where, because rows leave their groups, got "
+            f"{settings.subsample}"
         )
 
 

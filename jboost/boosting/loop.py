@@ -550,7 +550,7 @@ def boost_step(
     same = needs_minimizer(traced) == (state.minimizer is not None)
     if not same or traced.coupled != (state.probe is not None):
         raise ValueError("loss must be the one that the state was made with by init")
-    refuse_bags(traced, data.groups, chosen.subsample)
+    refuse_bags(traced, data.groups, chosen)
     method, numbers = make_method(
         chosen, traced, codes, num_rows=len(data.weights),
         uniform=sample_weight is None and given is None, max_bins=chosen.max_bins,
@@ -667,7 +667,7 @@ def boost(
         program, constants = trace_derivatives(
             derivatives, data.targets, data.weights, num_scores, constants
         )
-    refuse_bags(traced, data.groups, chosen.subsample)
+    refuse_bags(traced, data.groups, chosen)
     method, numbers = make_method(
         chosen, traced, codes, num_rows=len(data.weights),
         uniform=sample_weight is None and program is None, max_bins=chosen.max_bins,
@@ -679,9 +679,7 @@ def boost(
     if mesh is not None:
         run = compiled(run_sharded_rounds, traced, method, mesh, effort=FULL)
         return run(*operands)
-    share = chosen.subsample
-    sampled = groups is not None and (isinstance(share, Tracer) or share < 1)
-    static = traced, method, program, bool(sampled)
+    static = traced, method, program, groups is not None and chosen.leaves_out
     return compiled(run_rounds, *static, effort=FULL)(*operands)
 
 

@@ -16,7 +16,7 @@ from jaxtyping import Array, Float
 
 from jboost.boosting.auto import LossChoices, decide_by_loss, decide_sharing
 from jboost.boosting.memory_needs import check_cells, refuse_large_histograms
-from jboost.boosting.settings import Regularization, Settings
+from jboost.boosting.settings import LeafRows, Regularization, Settings
 from jboost.codes.codes import Codes, SparseCodes
 from jboost.entry import feature_checks
 from jboost.entry.checks import refuse_mask
@@ -54,6 +54,7 @@ class Method:
     curvature: Chosen
     leaf_solver: LeafSolver
     leaf_curvature: Chosen
+    leaf_rows: LeafRows
     order_statistics: bool
     regularization: Regularization
     max_depth: int
@@ -128,6 +129,7 @@ def make_method(
         curvature=choices.curvature,
         leaf_solver=choices.leaf_solver,
         leaf_curvature=choices.leaf_curvature,
+        leaf_rows=settings.leaf_rows,
         order_statistics=choices.order_statistics,
         regularization=settings.regularization,
         max_depth=settings.max_depth,

@@ -140,12 +140,18 @@ def shaping_limits(plan: RoundPlan, task: TreeTask) -> TreeLimits:
 
 
 def sum_leaves(
-    data: Data, plan: RoundPlan, task: TreeTask, tree: Tree, leaf: Int32[Array, " N"]
+    problem: Problem,
+    plan: RoundPlan,
+    task: TreeTask,
+    tree: Tree,
+    leaf: Int32[Array, " N"],
 ) -> Tree:
     """Returns the tree with the sums that its leaf values are fitted to."""
-    weights, fitted = plan.weights(data, task.for_leaves.known), task.for_leaves
+    weights, fitted = plan.weights(problem.data, task.for_leaves.known), task.for_leaves
     channels = (fitted.gradient, fitted.curvature, jnp.float32(1))
-    sizes = find_leaf_sizes(task.shard_sums)
+    same = problem.method.leaf_rows == "sample"  # the rows that find the splits
+    same |= problem.arrays.numbers.subsample is None
+    sizes = find_leaf_sizes(task.shard_sums) if same else None
     sums = sum_channels(channels, leaf, tree.leaf_value.shape[0], weights, sizes)
     return tree._replace(sums=LeafSums(*sums, l2=plan.limits.l2 * task.for_leaves.mean))
 
@@ -412,7 +418,7 @@ def grow_trees(
 
     def grow_one(task):
         tree, leaf = grow(task)
-        tree = sum_leaves(problem.data, plan, task, tree, leaf)
+        tree = sum_leaves(problem, plan, task, tree, leaf)
         if fit is not None:
             tree = fit_leaves(problem, *fit[:2], plan, task, tree, leaf)
         return tree, leaf

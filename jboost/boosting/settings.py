@@ -63,6 +63,7 @@ def learning_rates(
 
 
 Regularization = Literal["relative", "absolute"]
+LeafRows = Literal["all", "sample"]
 Number = jax.Array | np.number | float
 Count = jax.Array | np.integer | int
 F = TypeVar("F", bound=Callable[..., Any])
@@ -239,9 +240,13 @@ class RoundSettings(LeafSettings, total=False):
         "curvature. Rows of the whole table count, whatever their weight and "
         "`subsample`.")]
     subsample: Annotated[Number, _traced(1.0, _SHARE, "Sampling",
-        "the share of rows that a round learns from",
-        "Exact, without replacement, whole groups for losses of groups; below 1 the "
-        "history has each round's improvement on the other rows.")]
+        "the share of rows that the splits of a round are found from",
+        "Exact, without replacement, whole groups for losses of groups.")]
+    leaf_rows: Annotated[LeafRows, Setting("all", _one_of(LeafRows), "Sampling",
+        "the rows that leaf values are fitted to: all, or the sample of the splits",
+        "A sample makes the trees of the rounds different; leaf values of all rows "
+        "have less noise. With `\"sample\"` a round has not seen the other rows "
+        "(Friedman 2002), and the history has its improvement on them.")]
     colsample_bytree: Annotated[Number, _traced(1.0, _SHARE, "Sampling",
         "the share of features for each tree")]
     colsample_bylevel: Annotated[Number, _traced(1.0, _SHARE, "Sampling",
@@ -269,8 +274,8 @@ class RoundSettings(LeafSettings, total=False):
         "rows of a node for each threshold that it tries of a feature; 0: all",
         "Of the cuts between the bins of a feature that have rows in the node, "
         "max(1, round(rows / `rows_per_threshold`)) are tried, drawn for each node and "
-        "feature by rank, evenly spread. (Extremely randomized trees draw one by value; "
-        "Geurts, Ernst and Wehenkel 2006.) Of sets of "
+        "feature by rank, evenly spread. (Extremely randomized trees draw one by "
+        "value; Geurts, Ernst and Wehenkel 2006.) Of sets of "
         "categories, and of categories one by one, as many are tried.")]
     candidates: Annotated[Candidates, Setting("global", _one_of(Candidates),
         "Constraints and split candidates",
@@ -395,6 +400,12 @@ class Settings:
     def own_curvature(self) -> Any:
         """The user's function, if ``curvature`` is one; otherwise None."""
         return self.curvature if callable(self.curvature) else None
+
+    @property
+    def leaves_out(self) -> bool:
+        """Whether rounds may fit leaf values to a part of the rows."""
+        share = self.subsample
+        return self.leaf_rows == "sample" and (isinstance(share, Tracer) or share < 1)
 
     @property
     def sorts_rows(self) -> bool:

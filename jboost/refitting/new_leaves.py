@@ -295,7 +295,7 @@ def _sum_old_leaves(problem: Problem, plan: RoundPlan, leaf: Any, old: Any) -> T
     def sum_tree(parts):
         leaf, old, task = parts
         tree = _bare_tree(old, shaping_limits(plan, task))
-        return sum_leaves(problem.data, plan, task, tree, leaf)
+        return sum_leaves(problem, plan, task, tree, leaf)
 
     return map_scores(sum_tree, (leaf, old, plan.trees()))
 

@@ -249,7 +249,7 @@ def _fit(static, arrays, rate, state, plan, k, tree, leaf):
         trees = sum_shared_leaves(problem.data, plan, tree, leaf)
         return fit_trees(problem, rate, state, plan, trees, leaf[None], state.pointed)
     task = _pick(plan, k)
-    tree = sum_leaves(problem.data, plan, task, tree, leaf)
+    tree = sum_leaves(problem, plan, task, tree, leaf)
     tree = fit_leaves(problem, rate, state, plan, task, tree, leaf)
     return jax.tree.map(lambda array: array[None], tree)
 

@@ -188,7 +188,8 @@ class Job(NamedTuple):
     @property
     def bagged(self) -> bool:
         """Whether rounds leave rows out."""
-        return self.problem.arrays.numbers.subsample is not None
+        method, numbers = self.problem.method, self.problem.arrays.numbers
+        return numbers.subsample is not None and method.leaf_rows == "sample"
 
     @property
     def reports(self) -> tuple[bool, bool]:

@@ -300,9 +300,9 @@ def make_job(request: FitRequest, prepared: Prepared) -> Job:
         sets=tuple(sets.values()),
     )
     if problem.loss.coupled:
-        share = request.settings.subsample
-        refuse_bags(problem.loss, problem.data.groups, share)
-        problem, sets = _prepare_groups(problem, sets, share < 1)
+        settings = request.settings
+        refuse_bags(problem.loss, problem.data.groups, settings)
+        problem, sets = _prepare_groups(problem, sets, settings.leaves_out)
     named = {"train": rows, **sets}
     with agree():
         for part in named.values():
