@@ -395,9 +395,8 @@ REFUSED: dict[tuple[str, str], str] = {
     ("recut", "sparse"): "candidates must be 'global' and candidate_weights 'samples'",
     ("cox", "estimator"): "y must hold a number for each row",
 }
-# Pairs in which the models differ by design: refit fits leaves to all rows, and these
-# may break the signs.
-DIFFERENT = {("sampling", "refit"), ("monotone", "refit")}
+# Pairs in which the models differ by design: refitted leaves may break the signs.
+DIFFERENT = {("monotone", "refit")}
 # Routes and cases whose leaf values may differ in their last bits. A batch of runs is
 # another program than one run, and a loss with sums over a group has its own order of
 # the terms in each program. As users compile, XLA may contract a product and a sum of

@@ -66,7 +66,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "softmax": dict(x=X, y=CLASSES, loss=jb.losses.softmax, num_scores=3),
     "two scores, sampling": dict(
         x=X, y=np.stack([Y, X[:, 2]], axis=1), loss=two_distances, num_scores=2,
-        subsample=0.75, colsample_bynode=0.5, seed=1,
+        subsample=0.75, leaf_rows="sample", colsample_bynode=0.5, seed=1,
     ),
     "categories": dict(
         x=CATEGORIES, y=Y + CATEGORIES[:, 2] % 3, categorical=[2], max_onehot=2

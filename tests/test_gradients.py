@@ -213,8 +213,9 @@ COUNTS = RNG.poisson(np.exp(SIGNAL / 3)).astype(np.float32) + np.float32(0.5)
 BINARY = (SIGNAL + RNG.logistic(size=N) * 0.5 > 0).astype(np.float32)
 CASES = {
     "squared in plain XLA": Case(
-        square, SQUARED, 0.7, NOISY, dict(subsample=0.6, colsample_bynode=0.7),
-        "newton", implementation="xla", table="mixed",
+        square, SQUARED, 0.7, NOISY,
+        dict(subsample=0.6, leaf_rows="sample", colsample_bynode=0.7), "newton",
+        implementation="xla", table="mixed",
     ),
     "huber": Case(huber, HUBER, 0.6, NOISY, {}, "guarded", 0.1),
     "poisson, exact": Case(

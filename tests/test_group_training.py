@@ -368,6 +368,9 @@ def total(scores, targets):
 ONE = IDS[:236]  # and one group of two rows
 
 
+SAMPLED = dict(subsample=0.5, leaf_rows="sample")
+
+
 @pytest.mark.parametrize(
     "given, expected",
     [
@@ -376,8 +379,8 @@ ONE = IDS[:236]  # and one group of two rows
             dict(groups=jb.random_groups(50)),
             "^groups must .* divides the 236 rows, .* size of 50",
         ),
-        (dict(groups="all", subsample=0.5), "subsample must be 1"),
-        (dict(groups=jb.random_groups(59), subsample=0.5), "subsample must be 1"),
+        (dict(groups="all", **SAMPLED), "subsample must be 1"),
+        (dict(groups=jb.random_groups(59), **SAMPLED), "subsample must be 1"),
     ],
 )
 def test_groups_of_losses_without_mask_are_full(given, expected):

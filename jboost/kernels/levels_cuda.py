@@ -187,7 +187,7 @@ def find_cuts(
     Args:
       limits: l2 in units of the curvature's integers, and the least weight of a child.
       counts: the least number of rows of a child, and ``rows_per_threshold``.
-      seeds: of each node, for the draw of thresholds.
+      seeds: the seed of each node for the draw of thresholds.
     """
     nodes, features, bins, channels = histogram.shape
     threads = min(256, -(-bins // LANES) * LANES)

@@ -45,10 +45,10 @@ class History:
         event" if the argmin is at infinity (no event in the rows of a logistic or
         Poisson loss, say) and training starts where half an event would keep it.
       oob_improvement: the decrease of the weighted mean loss of the rows out of the
-        bag in each round, [R], with ``subsample`` < 1 (Friedman 2002; as in
-        scikit-learn); else None. Its running sum is largest after the number of
-        rounds that it advises, ``np.nancumsum(history.oob_improvement).argmax() + 1``,
-        usually too few. NaN if there are so few rows that a bag holds them all.
+        bag in each round, [R], with ``subsample`` < 1 and ``leaf_rows="sample"``
+        (Friedman 2002; as in scikit-learn); else None. Its running sum advises
+        ``np.nancumsum(history.oob_improvement).argmax() + 1`` rounds, usually too
+        few. NaN if there are so few rows that a bag holds them all.
       parameters: the parameters of an adaptive loss, as estimated after the last round
         that the model holds (with early stopping the best one); () for other losses.
         See :func:`jboost.losses.adaptive`.

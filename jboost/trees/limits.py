@@ -30,7 +30,8 @@ class TreeLimits(NamedTuple):
       groups: features that may meet on a path (``interactions``).
       num_features: number of columns of the codes that are features; the columns
         after them are padding. None: all.
-      rows_per_threshold: see :func:`jboost.trees.splitting.draw_thresholds`.
+      rows_per_threshold: the rows of a node for each threshold that it tries of a
+        feature; 0: it tries all.
     """
 
     l2: Float[Array, ""] | float = 1.0

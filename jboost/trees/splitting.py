@@ -59,10 +59,11 @@ class Split(NamedTuple):
 
 
 class Draw(NamedTuple):
-    """How many thresholds of a node are tried; see :func:`draw_thresholds`.
+    """The number of thresholds that a node tries; see :func:`draw_thresholds`.
 
     Attributes:
-      seed: the node's own.
+      rows_per_threshold: rows of the node for each of them; 0: all are tried.
+      seed: the seed of the node.
     """
 
     rows_per_threshold: Int32[Array, ""]
@@ -163,13 +164,13 @@ def draw_thresholds(
     """Draws the thresholds of one node that the search tries.
 
     Of the m cuts of a feature k = max(1, round(n / rows_per_threshold)) are drawn,
-    where n is the number of the node's rows: one from each of k ranges of ranks, whose
-    sizes differ by at most 1. All m are tried where k >= m.
+    where n is the number of the node's rows: one from each of k ranges of ranks. Sizes
+    of the ranges differ by at most 1. All m are tried where k >= m.
 
     Args:
-      seen: the bins with rows, each of which is the last one left of a cut; with one
-        after the cuts, or none. May be in any order.
-      cuts: the number m of cuts of each feature.
+      seen: the bins with rows; cut r is above the r-th of them.
+      cuts: the number m of cuts of each feature. There may be one more bin.
+      num_rows: the number n of rows of the node.
       feature: the index of each feature, which the random numbers depend on.
     """
     cuts = jnp.maximum(cuts, 1)[:, None]
