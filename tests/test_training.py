@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from compilations import Compilations
-from tables import ROWS, SMALL, make_columns, make_regression
+from tables import ROWS, SMALL, make_columns, make_regression, same_bits
 
 import jboost as jb
 from jboost.training import chunks
@@ -466,3 +466,19 @@ def test_minimizers_follow_the_parameters_of_an_adaptive_loss():
     )
     scores = jb.predict(model, np.float32([[0], [1]]))
     np.testing.assert_allclose(scores, [20, 25], rtol=1e-6)  # float32
+
+
+def test_leaf_values_are_those_of_all_rows_or_of_the_sample():
+    run = dict(num_rounds=1, max_depth=2, learning_rate=1.0, l2=0.0, init_score=0.0)
+    both = [
+        jb.fit(X, Y, **run, subsample=0.5, leaf_rows=rows) for rows in ("all", "sample")
+    ]
+    (model, history), (sampled, with_rest) = both
+    same_bits(model.threshold, sampled.threshold)
+    leaves = np.asarray(jb.leaf_indices(model, X))[:, 0]
+    for leaf in np.unique(leaves):
+        value = np.asarray(model.leaf_value)[0, 0, leaf]
+        np.testing.assert_allclose(value, Y[leaves == leaf].mean(), rtol=1e-5)
+        assert value != np.asarray(sampled.leaf_value)[0, 0, leaf]
+    assert history.oob_improvement is None
+    assert with_rest.oob_improvement is not None
