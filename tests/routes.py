@@ -63,17 +63,17 @@ FALLING = dict(learning_rate=lambda number: 0.5 / (1 + number))
 # {name: (features beside the loss, arguments of fit)}.
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "squared sampled": (
-        "weights offset missing sampling drawn",
+        "weights offset missing sampling drawn pulled",
         dict(x=HOLES, sample_weight=WEIGHTS, offset=OFFSET, rows_per_threshold=20,
-             **SAMPLED),
+             parent_rows=3.0, **SAMPLED),
     ),
     "squared limited": (
         "monotone missing drawn", dict(x=HOLES, rows_per_threshold=30, **LIMITED)
     ),
     "squared categories": (
-        "categories weights schedule drawn",
+        "categories weights schedule drawn pulled",
         dict(x=TWO_LEVELS, categorical=[1, 2], sample_weight=WEIGHTS,
-             rows_per_threshold=50, max_onehot=2, **FALLING),
+             rows_per_threshold=50, max_onehot=2, parent_rows=3.0, **FALLING),
     ),
     "absolute": (
         "weights missing linear",
@@ -131,15 +131,16 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
              share_structure=True, categorical=[1, 2], monotone={0: 1}),
     ),
     "softmax": (
-        "scores weights missing competing",
+        "scores weights missing competing pulled",
         dict(x=HOLES, y=CLASSES, loss=L.softmax, num_scores=3, sample_weight=WEIGHTS,
+             parent_rows=1.0,
              init_score=[0.5, 0.0, -0.25]),
     ),
     "own scores": (
         "scores own", dict(loss=own_scores, num_scores=2, init_score=[0.0, 0.5])
     ),
-    "ranking": ("groups missing", dict(loss=L.lambda_rank, x=HOLES, y=CLASSES,
-                                       groups=GROUPS)),
+    "ranking": ("groups missing pulled", dict(loss=L.lambda_rank, x=HOLES, y=CLASSES,
+                                              groups=GROUPS, parent_rows=2.0)),
     "ranking sampled": (
         "groups sampling offset monotone",
         dict(loss=L.listwise_softmax, y=LABELS, groups=GROUPS, offset=OFFSET,
@@ -340,7 +341,7 @@ def by_refit(run):
         name: value for name, value in run.settings.items()
         if name in (
             "learning_rate", "l1", "regularization", "curvature", "leaf_solver",
-            "init_score",
+            "init_score", "parent_rows",
         )
     }  # fmt: skip
     return jb.refit(blank, run.x, run.y, run.loss, **run.rows, **same)

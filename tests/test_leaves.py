@@ -369,6 +369,57 @@ def test_l2_of_squared_error_is_ridge():
         np.testing.assert_allclose(values[0], expected, rtol=1e-5)
 
 
+def shrink_to_parents(leaves, depth, gradient, curvature, penalty, parent):
+    """Each leaf's rows, its value by Newton steps, and the value above it."""
+    found = {}
+
+    def visit(level, position, rows, value, above):
+        if level == depth:
+            found[position] = rows, value, above
+            return
+        right = (leaves[rows] >> (depth - 1 - level)) & 1
+        for side in (0, 1):
+            own, place = rows[right == side], 2 * position + side
+            if len(own) == len(rows):  # no split
+                visit(level + 1, place, rows, value, above)
+            elif len(own) > 0:
+                weight = curvature[own].sum() + penalty + parent
+                step = -(gradient[own].sum() - parent * value) / weight
+                visit(level + 1, place, own, step, value)
+
+    root = -gradient.sum() / (curvature.sum() + penalty)
+    visit(0, 0, np.arange(len(leaves)), root, None)
+    return found
+
+
+@pytest.mark.parametrize("solver", ["newton", "exact"])
+def test_leaves_are_shrunk_to_their_parents(solver):
+    rng = np.random.default_rng(5)
+    x = rng.normal(size=(300, 3)).astype(np.float32)
+    y, weights = x[:, 0] + rng.normal(size=300) > 0, rng.integers(1, 4, 300)
+    model, _ = jb.fit(
+        x, y.astype(np.float32), jb.losses.logistic, num_rounds=1, learning_rate=1.0,
+        sample_weight=weights, init_score=0.0, max_depth=4, max_leaves=7, l2=0.5,
+        parent_rows=3.0, min_child_samples=2, leaf_solver=solver,
+    )  # fmt: skip
+    leaves = np.asarray(jb.leaf_indices(model, x))[:, 0]
+    gradient, curvature = weights * (0.5 - y), weights * 0.25
+    penalty, parent = 0.5 * 0.25, 3 * 0.25  # the mean curvature of a row is 1/4
+    found = shrink_to_parents(leaves, 4, gradient, curvature, penalty, parent)
+    assert len(found) > 4
+    for leaf, (rows, value, above) in found.items():
+        if solver == "exact":
+
+            def loss(v, rows=rows, above=above):
+                values = np.logaddexp(0, v) - y[rows] * v
+                penalties = penalty * v**2 + parent * (v - above) ** 2
+                return np.sum(weights[rows] * values) + penalties / 2
+
+            value = optimize.minimize_scalar(loss, tol=1e-9).x
+        own = np.asarray(model.leaf_value)[0, 0, leaf]
+        np.testing.assert_allclose(own, value, rtol=1e-4, atol=1e-5)
+
+
 def test_line_search_of_squared_error_has_its_closed_form():
     """rho = sum(r f) / sum(f^2) for the tree's own values f."""
     generator = np.random.default_rng(3)

@@ -38,7 +38,7 @@ OTHERS = dict(
     max_leaves=3, monotone={0: 1}, interactions=[[0], [1]], max_onehot=2,
     curvature="absolute", leaf_solver="guarded", num_rounds=1, init_score=1.0,
     absent="zero", categorical=[1], early_stopping_rounds=5, num_scores=1, seed=3,
-    share_structure=True, leaf_rows="sample", rows_per_threshold=5,
+    share_structure=True, leaf_rows="sample", rows_per_threshold=5, parent_rows=2.5,
 )  # fmt: skip
 SORTED = dict(candidates="local", candidate_weights="curvature")  # refuse categories
 
@@ -125,6 +125,7 @@ def test_fingerprints_name_what_fit_takes(fingerprint):
         "absent": "zero", "curvature": "absolute", "leaf_solver": "guarded",
         "share_structure": False, "regularization": "absolute", "max_depth": 3,
         "max_leaves": 3, "leaf_rows": "sample", "rows_per_threshold": 5,
+        "parent_rows": 2.5,
         "candidates": "global", "candidate_weights": "samples",
         "implementation": "xla", "l2": 2.0, "min_gain": 0.5, "min_child_weight": 2.0,
         "min_child_samples": 2, "colsample_bytree": np.float32(0.6).item(),

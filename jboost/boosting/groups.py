@@ -38,6 +38,7 @@ from jboost.tables.groups import (
 )
 from jboost.trees.joint import Stopping, solve_jointly
 from jboost.trees.joint_start import move_scores
+from jboost.trees.leaves import LeafProblems
 
 
 class ValidationRows(NamedTuple):
@@ -279,11 +280,12 @@ def solve_group_leaves(
     k: Int32[Array, ""],
     leaf: Int32[Array, " N"],
     sums: Any,
-    penalty: Float[Array, ""],
-    l1: Float[Array, ""] | None,
+    problems: LeafProblems,
 ) -> Float[Array, " L"]:
     """Returns leaf values by :func:`solve_jointly`; rows out of the bag weigh 0."""
-    gradient, curvature = sums.gradient, sums.curvature
+    gradient, curvature, l1 = sums.gradient, sums.curvature, problems.l1
+    if problems.pull is not None:
+        gradient = gradient - problems.pull
     if l1 is not None:
         gradient = gradient - jnp.clip(gradient, -l1, l1)
     num_leaves, weights = gradient.shape[0], objective.weights
@@ -298,6 +300,8 @@ def solve_group_leaves(
         return sum_leaves(product(direction))
 
     def slope_at(values):
-        return sum_leaves(group_gradient(objective, scores.at[k].add(values[leaf])))
+        slope = sum_leaves(group_gradient(objective, scores.at[k].add(values[leaf])))
+        return slope if problems.pull is None else slope - problems.pull
 
+    penalty = problems.penalty
     return solve_jointly(gradient, curvature, penalty, multiply, slope_at, _STOPPING)

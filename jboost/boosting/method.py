@@ -169,8 +169,11 @@ def _make_limits(settings, choices, num_rows, num_features, categories, feature_
         samples = jnp.minimum(samples, num_rows).astype(jnp.int32)
     else:
         samples = np.int32(min(samples, num_rows))
+    parent = settings.parent_rows
+    shrinks = isinstance(parent, Tracer) or parent > 0
     return TreeLimits(
         l2=as_float(choices.l2),
+        parent_rows=as_float(parent) if shrinks else None,
         min_gain=as_float(settings.min_gain),
         min_child_weight=as_float(settings.min_child_weight),
         min_child_samples=samples,

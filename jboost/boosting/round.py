@@ -48,7 +48,13 @@ from jboost.trees.exact_growth import grow_sorted_tree
 from jboost.trees.grow import grow_levels
 from jboost.trees.joint import Stopping, bound_leaves, solve_jointly
 from jboost.trees.leaf_operations import add_values
-from jboost.trees.leaves import LeafProblems, keeps_steps, newton_step, solve_leaves
+from jboost.trees.leaves import (
+    LeafProblems,
+    keeps_steps,
+    newton_step,
+    pull_to_parents,
+    solve_leaves,
+)
 from jboost.trees.limits import TreeLimits
 from jboost.trees.splitting import UNBOUNDED
 from jboost.trees.tree import LeafSums, Tree
@@ -177,7 +183,7 @@ def fit_leaves(
         assert state.probe is not None
         value = solve_group_leaves(
             bind_groups(problem, state, groups.weights), state.scores, state.probe,
-            task.k, leaf, sums, groups.penalty[0], groups.l1,
+            task.k, leaf, sums, groups,
         )  # fmt: skip
         value = value if bounds is None else jnp.clip(value, bounds[:, 0], bounds[:, 1])
     else:
@@ -222,7 +228,7 @@ def are_steps_kept(
 def _prepare(problem, state, plan, task, tree, leaf):
     """Returns a function for the Newton steps, the leaves' problems, and their sums."""
     method, fitted, limits = problem.method, task.for_leaves, plan.limits
-    l1 = zero_rows = None
+    l1 = zero_rows = pull = None
     if method.order_statistics:
         penalty = jnp.float32(0)
         if method.leaf_solver == "exact" and method.regularization == "relative":
@@ -236,9 +242,13 @@ def _prepare(problem, state, plan, task, tree, leaf):
     )
     sums = tree.sums
     assert sums is not None
+    if limits.parent_rows is not None and not method.order_statistics:
+        parent = round_alone(limits.parent_rows * fitted.mean)
+        penalty, pull = pull_to_parents(sums, penalty, parent, l1)
 
     def newton():
-        step, promised = newton_step(sums.gradient, sums.curvature, penalty, l1)
+        gradient = sums.gradient if pull is None else sums.gradient - pull
+        step, promised = newton_step(gradient, sums.curvature, penalty, l1)
         return step, jnp.where(choices.exact_leaves, jnp.inf, promised)
 
     scores, weights = state.scores, plan.weights(problem.data, fitted.known)
@@ -249,6 +259,7 @@ def _prepare(problem, state, plan, task, tree, leaf):
         direction=None,
         group=leaf,
         penalty=jnp.broadcast_to(penalty, tree.leaf_value.shape[0]),
+        pull=pull,
         l1=l1,
         zero_rows=zero_rows,
     )
@@ -348,9 +359,14 @@ def _solve_vectors(problem, state, plan, tree, leaf):
     )
     objective = bind_objective(problem._replace(arrays=arrays), state)
     penalty = round_alone(plan.limits.l2 * fitted.mean)[:, None]
-    gradient = sums.gradient
+    gradient, l1, pull = sums.gradient, None, jnp.float32(0)
     if values is not None:
         l1 = round_alone(values.l1 * fitted.mean)[:, None]
+    if plan.limits.parent_rows is not None:
+        parent = round_alone(plan.limits.parent_rows * fitted.mean)[:, None]
+        penalty, pull = pull_to_parents(sums, penalty, parent, l1)
+        gradient = gradient - pull
+    if l1 is not None:
         gradient = gradient - jnp.clip(gradient, -l1, l1)
     num_leaves = gradient.shape[1]
 
@@ -367,7 +383,8 @@ def _solve_vectors(problem, state, plan, tree, leaf):
 
     def slope_at(values):
         every = jnp.broadcast_to(leaf, scores.shape)
-        return sum_leaves(gradients(objective, add_values(scores, values, every)))
+        slope = sum_leaves(gradients(objective, add_values(scores, values, every)))
+        return slope if plan.limits.parent_rows is None else slope - pull
 
     return solve_jointly(
         gradient, sums.curvature, penalty, multiply, slope_at, _STOPPING

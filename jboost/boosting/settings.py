@@ -172,6 +172,12 @@ class LeafSettings(TypedDict, total=False):
         "derivative (absolute, as in XGBoost). Medians and quantiles are those of the "
         "residuals and `l2` added zeros (absolute: none). A row counts as min(1, mean "
         "weight), also for `min_child_weight`, `min_gain` and `l1`.")]
+    parent_rows: Annotated[Number, _traced(0.0, _PENALTY, "Trees",
+        "how many rows the value of the parent node weighs in the value of a leaf",
+        "From the root down, v = -(G - p v_parent) / (H + `l2` + p), where p is "
+        "counted like `l2`: small leaves borrow from their parents. (Hierarchical "
+        "shrinkage, Agarwal et al. 2022, divides by the rows of the parent.) Does not "
+        "apply to leaves that are medians or quantiles.")]
     max_delta_step: Annotated[Number, _traced(_INF, _number(least=0.0, finite=False),
         "Trees",
         "the largest magnitude of a leaf value before the learning rate; inf or 0: no "

@@ -92,9 +92,9 @@ def refit(
 
     A leaf without rows of positive weight keeps its old value. With the training rows,
     the loss and the settings of training, and decay 0, the result is the trained model,
-    except where rounds were fitted to a sample of the rows (``subsample``), or trees
-    to leaf bounds that the model does not store (``monotone``): refitting uses all
-    rows, and new values need not be monotone.
+    except where leaf values were fitted to a sample of the rows (``leaf_rows``), or
+    trees to leaf bounds that the model does not store (``monotone``): refitting uses
+    all rows, and new values need not be monotone.
 
     Args:
       model: a model from :func:`jboost.fit`, a file or another library; for an

@@ -60,14 +60,17 @@ def derive_solution(
     pull = jnp.abs(gradients(objective, _moved(groups, value))[groups.k])
     if groups.direction is not None:
         pull = pull * jnp.abs(groups.direction)
-    size = sum_by_group(pull, groups.group, len(value), groups.weights)
-    balanced = jnp.abs(here) <= _BALANCED * (size + jnp.abs(groups.penalty * value))
+    size = rows = sum_by_group(pull, groups.group, len(value), groups.weights)
+    size = size + jnp.abs(groups.penalty * value)
+    if groups.pull is not None:
+        size = size + jnp.abs(groups.pull)
+    balanced = jnp.abs(here) <= _BALANCED * size
     if groups.l1 is not None:  # at 0 the kink of |c| holds it
         balanced &= (value != 0) | (l1 == 0)
     crosses = balanced & (curve > 0)
     inside = -change / jnp.where(crosses, curve, 1.0)
     held = jnp.where(value == step, tangents[2], 0.0)
-    level_interval = balanced & ~crosses & (size > 0)
+    level_interval = balanced & ~crosses & (rows > 0)
     moved = jnp.where(crosses, inside, jnp.where(level_interval, jnp.nan, held))
     if objective.minimizer is not None:
         beside, at_kink, between = _follow_rows(objective, groups, value, tangents)

@@ -3,7 +3,7 @@
 
 The value c of a leaf minimizes, over the rows i of a group,
 
-    sum_i w_i l(F_i + c d_i, y_i) + penalty c^2 / 2 + l1 |c|
+    sum_i w_i l(F_i + c d_i, y_i) + penalty c^2 / 2 - pull c + l1 |c|
 
 with d = 1 and a group per leaf (TreeBoost), d = the tree's own values and one group
 (one multiplier per tree), or d = 1 and one group (the initial score).
@@ -34,6 +34,7 @@ from jboost.objective.minimizers import exact_scale, kink_slopes
 from jboost.objective.minimum import Minimum, find_minimum
 from jboost.trees.implicit import derive_solution
 from jboost.trees.leaf_operations import add_values, find_range, middle_minimizers
+from jboost.trees.tree import LeafSums
 
 
 class LeafProblems(NamedTuple):
@@ -44,6 +45,8 @@ class LeafProblems(NamedTuple):
       weights: the row weights; 0 for rows that do not count.
       direction: d of each row (see the module's formula); None: 1.
       penalty: coefficient of c^2 / 2 in each problem.
+      pull: coefficient of -c in each problem, which moves the minimum of the penalty
+        to pull / penalty; None: 0.
       l1: coefficient of |c| in every problem; None: 0.
       zero_rows: weight of one pseudo-row per group, which pulls order statistics toward
         0; see :func:`jboost.trees.leaves.solve_at_kinks`. None: 0.
@@ -55,6 +58,7 @@ class LeafProblems(NamedTuple):
     direction: Float[Array, " N"] | None
     group: Int32[Array, " N"]
     penalty: Float[Array, " G"]
+    pull: Float[Array, " G"] | None = None
     l1: Float[Array, ""] | None = None
     zero_rows: Float[Array, ""] | None = None
 
@@ -88,11 +92,11 @@ def _replace_score(groups, row):
 
 
 def newton_step(
-    gradient: Float[Array, " L"],
-    curvature: Float[Array, " L"],
-    penalty: Float[Array, ""],
-    l1: Float[Array, ""] | None = None,
-) -> tuple[Float[Array, " L"], Float[Array, " L"]]:
+    gradient: Float[Array, "*K L"],
+    curvature: Float[Array, "*K L"],
+    penalty: Float[Array, "..."],
+    l1: Float[Array, "..."] | None = None,
+) -> tuple[Float[Array, "*K L"], Float[Array, "*K L"]]:
     """Returns -G / (H + penalty) of each leaf (Chen and Guestrin 2016, eq. 5).
 
     It is 0 where H is not positive, as in XGBoost. G and H are weighted sums over the
@@ -104,6 +108,40 @@ def newton_step(
         gradient = gradient - jnp.clip(gradient, -l1, l1)
     value = -gradient / weight
     return value, -gradient * value / 2
+
+
+def pull_to_parents(
+    sums: LeafSums,
+    penalty: Float[Array, "..."],
+    parent: Float[Array, "..."],
+    l1: Float[Array, "..."] | None,
+) -> tuple[Float[Array, "*K L"], Float[Array, "*K L"]]:
+    """Returns penalty and pull of each leaf of a tree that shrinks values to parents.
+
+    From the root down, a node has the value
+
+        v = -(G - parent v_above) / (H + penalty + parent),
+
+    where v_above is the value of the node above it. The root is shrunk to 0 by the
+    penalty alone. A node without rows on one side is no split: its child keeps its
+    value.
+    """
+    levels = [jnp.stack([sums.gradient, sums.curvature, sums.weight])]
+    while levels[-1].shape[-1] > 1:
+        levels.append(levels[-1][..., ::2] + levels[-1][..., 1::2])
+    *below, (gradient, curvature, _) = levels
+    value, _ = newton_step(gradient, curvature, penalty, l1)
+    total, pull = jnp.broadcast_to(penalty, value.shape), jnp.zeros_like(value)
+    for gradient, curvature, weight in reversed(below):
+        split = (weight[..., ::2] > 0) & (weight[..., 1::2] > 0)
+        split, value, total, pull = (
+            jnp.repeat(a, 2, axis=-1) for a in (split, value, total, pull)
+        )
+        more, toward = penalty + parent, round_alone(parent * value)
+        step, _ = newton_step(gradient - toward, curvature, more, l1)
+        total, pull = jnp.where(split, more, total), jnp.where(split, toward, pull)
+        value = jnp.where(split, step, value)
+    return total, pull
 
 
 def find_medians(objective: Objective, groups: LeafProblems) -> Float[Array, " G"]:
@@ -487,7 +525,8 @@ def _sum_slopes(groups, c, gradient):
         gradient = gradient * groups.direction
     channels = (gradient, jnp.abs(gradient))
     slope, size = sum_channels(channels, groups.group, c.shape[0], groups.weights)
-    return slope + round_alone(groups.penalty * c), _NOISE * size
+    slope = slope + round_alone(groups.penalty * c)
+    return slope if groups.pull is None else slope - groups.pull, _NOISE * size
 
 
 def _loss_changes(
@@ -513,6 +552,8 @@ def _sum_changes(groups, before, afters, steps):
         penalty = round_alone(round_alone(groups.penalty * c) * c / 2)
         if groups.l1 is not None:
             penalty = penalty + groups.l1 * jnp.abs(c)
+        if groups.pull is not None:
+            penalty = penalty - round_alone(groups.pull * c)
         changes.append((change + penalty, _NOISE * size))
     return changes
 
@@ -536,5 +577,9 @@ def _bounds(minimizer, groups):
     )
     group = jnp.where(moves, groups.group, num_groups)
     low, high = find_range(distance, group, num_groups)
-    # The penalty pulls toward 0; empty groups stay there.
-    return start, jnp.minimum(low, 0.0), jnp.maximum(high, 0.0)
+    # The penalty pulls toward its minimum; empty groups stay at 0.
+    low, high = jnp.minimum(low, 0.0), jnp.maximum(high, 0.0)
+    if groups.pull is not None:
+        least = groups.pull / jnp.where(groups.penalty > 0, groups.penalty, jnp.inf)
+        low, high = jnp.minimum(low, least), jnp.maximum(high, least)
+    return start, low, high

@@ -25,6 +25,7 @@ class TreeLimits(NamedTuple):
     The page "Parameters" explains them. None: no limit.
 
     Attributes:
+      parent_rows: weight of the parent's value in a leaf's, counted like l2; None: 0.
       values: limits of leaf values; the root's bounds are those of
         ``max_delta_step``.
       groups: features that may meet on a path (``interactions``).
@@ -41,6 +42,7 @@ class TreeLimits(NamedTuple):
     colsample_bytree: Float[Array, ""] | float = 1.0
     colsample_bylevel: Float[Array, ""] | float = 1.0
     colsample_bynode: Float[Array, ""] | float = 1.0
+    parent_rows: Float[Array, ""] | None = None
     values: ValueLimits | None = None
     groups: Bool[Array, "G F"] | None = None
     max_bins: Int32[Array, ""] | int = 256
@@ -56,11 +58,14 @@ def count_in(limits: TreeLimits, unit: Float[ArrayLike, ""]) -> TreeLimits:
         return (round_alone(unit * jnp.float32(number)) for number in numbers)
 
     l2, gain, weight = scale(limits.l2, limits.min_gain, limits.min_child_weight)
-    values = limits.values
-    if values is not None:
-        (l1,) = scale(values.l1)
-        values = values._replace(l1=l1)
-    return limits._replace(l2=l2, min_gain=gain, min_child_weight=weight, values=values)
+    limits = limits._replace(l2=l2, min_gain=gain, min_child_weight=weight)
+    if limits.parent_rows is not None:
+        (parent,) = scale(limits.parent_rows)
+        limits = limits._replace(parent_rows=parent)
+    if limits.values is not None:
+        (l1,) = scale(limits.values.l1)
+        limits = limits._replace(values=limits.values._replace(l1=l1))
+    return limits
 
 
 def limit_values(l1, max_delta_step, signs: Any, num_features):
