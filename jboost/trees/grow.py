@@ -290,7 +290,7 @@ def grow_levels(
     """Grows the structure of one tree; its leaf values are zero.
 
     Chen and Guestrin 2016, algorithm 1 by levels, over bins. This is
-    :func:`jboost.parts.grow_tree` without its checks.
+    :func:`jboost.parts.grow_tree` without its checks and without leaf values.
 
     Args:
       codes: dense or sparse; packed where CPU kernels run, else they are packed here.
