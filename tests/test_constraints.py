@@ -61,7 +61,7 @@ def make_values(constraints):
 
 
 def make_limits(limits, constraints):
-    floats = TreeLimits(*(jnp.float32(number) for number in limits))
+    floats = TreeLimits(**jax.tree.map(jnp.float32, limits._asdict()))
     groups = None
     if constraints.groups:
         groups = np.zeros((len(constraints.groups), NUM_FEATURES), bool)

@@ -152,11 +152,15 @@ def test_codes_beyond_the_bins_count_as_the_last():
     np.testing.assert_array_equal(sums[0, 0], [[0, 0, 0, 1]] * 3)
 
 
+LIMITS = grow_cpu.SplitLimits(
+    l2=np.float32(1), min_gain=np.float32(0), min_child_weight=np.float32(1),
+    min_child_samples=np.int32(1), num_features=np.int32(3),
+    rows_per_threshold=np.int32(0),
+)._asdict()  # fmt: skip
 # The first level of a tree of depth 2 with two slots.
 FIND = dict(
-    seed=np.zeros(2, np.uint32), fractions=np.ones(3, np.float32), l2=np.float32(1),
-    min_gain=np.float32(0), min_weight=np.float32(1), min_count=np.int32(1),
-    num_features=np.int32(3), units=np.ones(2, np.float32),
+    seed=np.zeros(2, np.uint32), fractions=np.ones(3, np.float32), **LIMITS,
+    units=np.ones(2, np.float32),
     sums=np.cumsum(np.ones((1, 2, 3, 4), np.int32), axis=-1, dtype=np.int32),
     summed=i32(0), feature=np.zeros(3, np.int32), threshold=np.zeros(3, np.int32),
     missing_left=np.zeros(3, bool), position=i32(0, 0), place=i32(0, 0), free=i32(0),
@@ -166,12 +170,13 @@ FIND = dict(
 
 def find_level(aliased=True, level=0, max_depth=2, **changed):
     operands = FIND | changed
-    state = [operands[name] for name in list(FIND)[10:]]
+    first = list(FIND).index("feature")
+    state = [operands[name] for name in list(FIND)[first:]]
     shape = jax.ShapeDtypeStruct
     slots = operands["position"].shape
     found = [shape(slots, np.int32)] * 3 + [shape(slots, np.bool_)] * 2
     results = (*map(like, state), *found, shape((1,), np.int32))
-    aliases = {10 + i: i for i in range(7)} if aliased else None
+    aliases = {first + i: i for i in range(7)} if aliased else None
     return run(
         "find_level", results, operands.values(), aliases, categorical=0, grouped=0,
         level=level, limited=0, max_depth=max_depth, max_leaves=0,
@@ -196,8 +201,7 @@ GROW = dict(
     columns=np.ones((3, 5), np.uint8), packed=np.ones((1, 5, 8), np.uint8),
     gradient=np.arange(5, dtype=np.float32), curvature=np.ones(5, np.float32),
     in_bag=np.ones(5, np.uint8), seed=np.zeros(2, np.uint32),
-    fractions=np.ones(3, np.float32), l2=np.float32(1), min_gain=np.float32(0),
-    min_weight=np.float32(1), min_count=np.int32(1), num_features=np.int32(3),
+    fractions=np.ones(3, np.float32), **LIMITS,
 )  # fmt: skip
 GROW_SIZES = dict(
     categorical=0, grouped=0, limited=0, max_depth=2, max_leaves=0, num_bins=4,

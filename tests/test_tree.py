@@ -50,7 +50,7 @@ def make_rows(seed=0, missing=0.2, uniform=False):
 
 
 def as_limits(limits, **more):
-    limits = TreeLimits(*limits, **more)
+    limits = TreeLimits(**limits._asdict(), **more)
     floats = jax.tree.map(jnp.float32, limits)
     samples = jnp.int32(limits.min_child_samples)
     return floats._replace(min_child_samples=samples)

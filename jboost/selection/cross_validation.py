@@ -325,12 +325,11 @@ def sweep(
 ) -> Sweep:
     """Cross-validates many settings side by side.
 
-    Points that differ only in numbers (learning_rate, l1, l2, max_delta_step,
-    min_gain, min_child_weight, min_child_samples, subsample, the colsamples,
-    max_onehot, init_score, parameters of the loss) run in one compiled program, with
-    all their folds. Each combination of the others (max_depth, max_leaves, monotone,
-    interactions, regularization, curvature, leaf_solver, loss) has a program of its
-    own; these run one after another.
+    Points that differ only in numbers (learning_rate, l2, subsample, init_score,
+    parameters of the loss, ...) run in one compiled program, with all their folds.
+    Each combination of the others (sizes such as max_depth and max_leaves, options,
+    monotone, interactions, the loss) has a program of its own; these run one after
+    another.
 
     Args:
       x, y, loss: arguments of :func:`jboost.fit`.
