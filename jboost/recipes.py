@@ -376,7 +376,7 @@ def stochastic(recipe: Recipe, *, subsample: float = 0.5) -> Recipe:
       subsample: the sampling fraction; Friedman recommends about one half.
 
     Returns:
-      The recipe with ``subsample``.
+      The recipe with ``subsample`` and ``leaf_rows="sample"``.
 
     Raises:
       TypeError, ValueError: subsample is not a number in (0, 1].

@@ -184,7 +184,8 @@ def test_leaf_values_are_limited_as_by_the_literal_grower(name, num_bins, missin
         jnp.array(constraints.monotone or (0, 0, 0), jnp.int32),
     )
     operands = (*map(jnp.asarray, rows), num_bins and jnp.asarray(ones), SEED)
-    limits = TreeLimits(**limits._asdict(), values=values, max_bins=jnp.int32((num_bins or 0) + 1))
+    most = jnp.int32((num_bins or 0) + 1)
+    limits = TreeLimits(**limits._asdict(), values=values, max_bins=most)
     leaves = min(constraints.max_leaves, 2**4)
     for implementation in IMPLEMENTATIONS:
         tree, leaf = grow(

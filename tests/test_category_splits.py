@@ -200,7 +200,9 @@ def test_trees_equal_the_literal_grower(name, samples, held, implementation):
         values = ValueLimits(
             jnp.float32(constraints.l1), jnp.array([-step, step], jnp.float32), signs
         )
-    all_limits = TreeLimits(**limits._asdict(), values=values, categories=as_limits(rules))
+    all_limits = TreeLimits(
+        **limits._asdict(), values=values, categories=as_limits(rules)
+    )
     leaves = None if held == "free" else constraints.max_leaves
     tree, leaf = grow_compiled(
         *map(jnp.asarray, rows), WORDS, all_limits, max_depth=4, num_bins=NUM_BINS,

@@ -245,9 +245,11 @@ def run(case, inputs):
 
 def find_bags(subsample):
     """Draws the rows of each round as jboost does."""
-    from jboost.numerics.random import derive, sample, seed_from_key
+    from jboost.numerics.random import derive_seeds, sample, seed_from_key
 
-    seeds = derive(jnp.asarray(seed_from_key(KEY)), 2 * jnp.arange(T, dtype=jnp.int32))
+    seeds = derive_seeds(
+        jnp.asarray(seed_from_key(KEY)), 2 * jnp.arange(T, dtype=jnp.int32)
+    )
     return [np.asarray(sample(s, jnp.ones(N, bool), subsample)) for s in seeds]
 
 

@@ -14,7 +14,7 @@ from implementations import IMPLEMENTATIONS
 
 from jboost.kernels.xla import select_rows
 from jboost.numerics.exact import choose_scale, quantize, sum_by_group
-from jboost.numerics.random import derive, hash_words
+from jboost.numerics.random import derive_seeds, hash_words
 
 every_kernel = pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 WORDS = jnp.array([0x12345678, 0x9ABCDEF0], jnp.uint32)
@@ -304,7 +304,7 @@ def test_rounded_rows_use_their_bits():
 def test_rounding_is_unbiased_where_it_is_stochastic():
     num_rows, num_seeds = MANY_ROWS, 16
     values = np.full((num_rows, 1), 0.1, np.float32)
-    seeds = derive(WORDS, jnp.arange(num_seeds, dtype=jnp.int32))
+    seeds = derive_seeds(WORDS, jnp.arange(num_seeds, dtype=jnp.int32))
     errors = []
     for seed in seeds:
         whole, unit = round_rows(jnp.asarray(values), jnp.int32(num_rows), seed)
@@ -382,8 +382,8 @@ def test_a_million_hashes_are_distinct_and_even():
 
 
 def test_each_use_of_a_seed_has_words_of_its_own():
-    words = np.asarray(derive(WORDS, jnp.arange(10_000, dtype=jnp.int32)))
+    words = np.asarray(derive_seeds(WORDS, jnp.arange(10_000, dtype=jnp.int32)))
     assert words.shape == (10_000, 2)
     assert len(np.unique(words)) == 20_000
-    one = derive(WORDS, jnp.int32(77))
+    one = derive_seeds(WORDS, jnp.int32(77))
     np.testing.assert_array_equal(one, words[77])

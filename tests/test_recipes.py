@@ -19,7 +19,7 @@ from scipy.special import logsumexp
 from sklearn.ensemble import GradientBoostingClassifier, GradientBoostingRegressor
 
 import jboost as jb
-from jboost.numerics.random import derive, sample
+from jboost.numerics.random import derive_seeds, sample
 
 ROWS, ROUNDS, RATE, DEPTH, SEED = 80, 5, 0.3, 2, 3
 TOLERANCE = 2e-5
@@ -48,7 +48,7 @@ def bags_of(subsample, weights, num_scores):
     uses = (num_scores + 1) * jnp.arange(ROUNDS, dtype=jnp.int32)
     eligible = jnp.asarray(weights > 0)
     draw = jax.vmap(lambda seed: sample(seed, eligible, jnp.float32(subsample)))
-    return np.asarray(draw(derive(words, uses)))
+    return np.asarray(draw(derive_seeds(words, uses)))
 
 
 def plan(subsample=1.0, weights=WEIGHTS, num_scores=1):

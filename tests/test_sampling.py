@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jboost.numerics.random import derive, sample
+from jboost.numerics.random import derive_seeds, sample
 
 WORDS = jnp.array([11, 22], jnp.uint32)
 NUM_SEEDS = 4000
@@ -21,7 +21,7 @@ def draw(eligible, fraction, words=WORDS):
 
 
 def draw_many(eligible, fraction):
-    seeds = derive(WORDS, jnp.arange(NUM_SEEDS, dtype=jnp.int32))
+    seeds = derive_seeds(WORDS, jnp.arange(NUM_SEEDS, dtype=jnp.int32))
     return np.asarray(take_many(seeds, jnp.asarray(eligible), jnp.float32(fraction)))
 
 
@@ -87,7 +87,7 @@ def test_every_entry_is_equally_likely():
 
 def test_vmap_and_bare_calls_agree():
     eligible = np.ones(50, bool)
-    seeds = derive(WORDS, jnp.arange(3, dtype=jnp.int32))
+    seeds = derive_seeds(WORDS, jnp.arange(3, dtype=jnp.int32))
     many = draw_many(eligible, 0.2)
     for entry in range(3):
         bare = sample(seeds[entry], jnp.asarray(eligible), 0.2)

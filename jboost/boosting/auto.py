@@ -35,7 +35,7 @@ _ROWS_PER_SAMPLE = 50  # rows of the table for each row that a child must have
 _MOST_SAMPLES = 20
 _LEAST_SHARING = 3  # scores that share trees, and
 _LEAST_RATES = 30.0 - 1e-3  # the sum of learning rates, in float32
-_BY_SCORE = ("function", "natural", "standardized")  # curvatures that are no matrices
+_BY_SCORE = ("function", "natural", "standardized")  # curvatures that are not matrices
 _NOT_BY = {"joint": _BY_SCORE, "hessian": ("natural", "standardized")}
 
 

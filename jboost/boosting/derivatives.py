@@ -35,7 +35,7 @@ from jboost.entry.context import vary
 from jboost.kernels.float_bits import exponent_above, power_of_two
 from jboost.numerics.derivatives import round_alone
 from jboost.numerics.exact import sum_rows
-from jboost.numerics.random import derive, hash_words
+from jboost.numerics.random import derive_seeds, hash_words
 from jboost.objective.curvature import (
     EXPONENTS,
     Chosen,
@@ -226,7 +226,7 @@ def _differentiate_groups(problem, state):
 
 
 def draw_rows(problem: Problem, state: BoostState) -> Bool[Array, " N"]:
-    """Draws the rows that a round learns from."""
+    """Draws the rows that the splits of a round are found from."""
     share, weights = problem.arrays.numbers.subsample, problem.data.weights
     if share is None:
         return weights > 0
@@ -238,7 +238,7 @@ def round_seeds(state: BoostState) -> UInt32[Array, "seeds 2"]:
     """Returns the seeds of a round: one for the rows, and one for each tree."""
     num_scores = state.steps.shape[0]
     uses = jnp.arange(num_scores + 1, dtype=jnp.int32)
-    return derive(state.words, (num_scores + 1) * state.round + uses)
+    return derive_seeds(state.words, (num_scores + 1) * state.round + uses)
 
 
 def scale_derivatives(
@@ -432,7 +432,7 @@ def _draw_projection(seed, shape, fitted, weights, competing):
 def _draw_direction(seed, fitted, weights, competing):
     root = jnp.sqrt(fitted.mean)
     rows, number, counted = _pick_rows(weights, len(root))
-    bits = hash_words(number.astype(jnp.uint32), derive(seed, jnp.int32(_SIGNS)))
+    bits = hash_words(number.astype(jnp.uint32), derive_seeds(seed, jnp.int32(_SIGNS)))
     signs = jnp.where(bits >> 31 == 0, jnp.float32(1), jnp.float32(-1))
     gradient = fitted.gradient[:, rows] / root[:, None]
     direct = _direct_by_rows if len(root) > _LEAST_ROWS else _direct_by_scores
@@ -541,7 +541,7 @@ class RoundPlan(NamedTuple):
       for_leaves: derivatives for the leaf values.
       in_bag: mask of the rows that the splits are found from; None in programs that
         use all.
-      whole: whether leaf values are fitted to the other rows, too.
+      whole: whether leaf values are fitted to all rows, in the bag or not.
       limits: numbers that shape the trees, "auto" resolved.
       shard_sums: sums over the shards of rows in the bag, if rows are sharded and
         splits and leaf values have the same derivatives; otherwise None.
@@ -579,7 +579,7 @@ class RoundPlan(NamedTuple):
     ) -> Float[Array, "*K N"]:
         """Returns the weights of the rows that leaf values are fitted to, 0 for others.
 
-        Rows of weight 0 have a derivative in their weight, unless rows are left out.
+        Weights of 0 have derivatives, too, unless rows are left out.
         """
         weights = data.weights
         if self.in_bag is not None:

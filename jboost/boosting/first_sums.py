@@ -33,7 +33,8 @@ class ShardStatistics(NamedTuple):
         has a least value.
       least: the least curvature of the rows that count.
       magnitudes: sums of the magnitudes of gradient and curvature over the bag.
-      greatest: their greatest terms, and the greatest factor that is no whole weight.
+      greatest: their greatest terms, and the greatest factor that is not a whole
+        weight.
       holds: whether the curvature is still the one that was summed.
     """
 
@@ -57,7 +58,7 @@ class SumGuesses(NamedTuple):
 
 
 def no_sizes(num_scores: int) -> SumGuesses:
-    """Returns the sizes before the first round, which are no good guess."""
+    """Returns the sizes before the first round, which are not a good guess."""
     each, one = jnp.zeros(num_scores, jnp.float32), jnp.float32(0)
     return SumGuesses([each, one, each, each], [each, each, each, one])
 

@@ -18,7 +18,7 @@ from jaxtyping import Array, ArrayLike, Bool, Float, Int32, UInt32
 from jboost.boosting.settings import Settings
 from jboost.losses import Adaptive, bare_loss
 from jboost.numerics.exact import sum_channels, sum_rows
-from jboost.numerics.random import derive, sample
+from jboost.numerics.random import derive_seeds, sample
 from jboost.objective.coupled import GroupObjective, group_gradient
 from jboost.objective.group_tracing import (
     check_loss_mask,
@@ -213,7 +213,7 @@ def round_words(
     words: UInt32[Array, "2"], number: Int32[ArrayLike, ""]
 ) -> UInt32[Array, "2"]:
     """Returns the seed for the random draws of a loss of groups in a round."""
-    return derive(jnp.asarray(words) ^ _STREAM, jnp.asarray(number, jnp.int32))
+    return derive_seeds(jnp.asarray(words) ^ _STREAM, jnp.asarray(number, jnp.int32))
 
 
 def draw_bag(
@@ -234,9 +234,9 @@ def draw_bag(
 def find_group_start(
     objective: GroupObjective, offset: Float[Array, "K N"]
 ) -> tuple[Float[Array, " K"], Bool[Array, ""]]:
-    """Finds the number that minimizes the loss when it is added to all scores.
+    """Finds the shift of each score, for all rows, that minimizes the loss.
 
-    If no such number changes the loss, all are 0, and the second result is True.
+    If no such shift changes the loss, all are 0, and the second result is True.
     """
     weights = objective.weights
 

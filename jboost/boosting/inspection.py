@@ -24,9 +24,9 @@ from jboost.objective.minimizers import find_minimizers
 from jboost.objective.tracing import trace_loss
 
 _POINTS = 400  # scores on either side of the minimizer
-_REACH = 30.0  # the farthest score, in units of max(1, |minimizer|)
+_REACH = 30.0  # farthest distance from the minimizer, in max(1, |minimizer|)
 _NOISE = 1e-6  # relative to the largest Hessian: below it, a Hessian is rounding error
-_CLOSEST = 1e-5  # the closest score, in the same units
+_CLOSEST = 1e-5  # least distance from the minimizer, in the units of _REACH
 
 Intervals = tuple[tuple[float, float], ...]
 

@@ -337,7 +337,7 @@ def by_row(scores):
     return scores[0] if scores.shape[0] == 1 else scores.T
 
 
-def run_rounds(
+def scan_rounds(
     loss: Any, method: Any, program: Any, sampled: bool, *operands: Any
 ) -> Any:
     """Runs all rounds; returns the trees, and the scores of the rows.
@@ -366,7 +366,7 @@ def run_rounds(
 
 
 def run_sharded_rounds(loss: Any, method: Any, mesh: Any, *operands: Any) -> Any:
-    """Runs :func:`run_rounds` on the devices of a mesh."""
+    """Runs :func:`scan_rounds` on the devices of a mesh."""
     constants, numbers, rates, data, init_score, seed = operands
     num_rows = data.weights.shape[0]
     shards = cut_evenly(mesh, num_rows)
@@ -375,7 +375,7 @@ def run_sharded_rounds(loss: Any, method: Any, mesh: Any, *operands: Any) -> Any
     def run(constants, numbers, rates, data, init_score, seed):
         data = data._replace(codes=pack_codes(data.codes, method.num_bins))
         rows = (data, init_score, seed)
-        return run_rounds(loss, method, None, False, constants, numbers, rates, *rows)
+        return scan_rounds(loss, method, None, False, constants, numbers, rates, *rows)
 
     everywhere = (EVERYWHERE,) * 3
     specs = (*everywhere, spec_of_data(shards), *everywhere[:2])
@@ -680,7 +680,7 @@ def boost(
         run = compiled(run_sharded_rounds, traced, method, mesh, effort=FULL)
         return run(*operands)
     static = traced, method, program, groups is not None and chosen.leaves_out
-    return compiled(run_rounds, *static, effort=FULL)(*operands)
+    return compiled(scan_rounds, *static, effort=FULL)(*operands)
 
 
 def _init(loss, constants, data, *start):

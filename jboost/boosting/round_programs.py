@@ -5,7 +5,7 @@ Out: the next state and its trees, equal bit for bit to those of
 :func:`jboost.boosting.round.grow_round`:
 
     derive    derivatives of every row              compiled for each loss
-    grow      sample, grow, Newton steps, scores    compiled once for all losses
+    grow      sample, grow, Newton steps, scores    compiled once per kind of loss
     finish    losses; are the steps good enough?    compiled for each loss
 """
 
@@ -319,7 +319,7 @@ class FinishOptions(NamedTuple):
 
 
 class ProgramOptions(NamedTuple):
-    """Options of the programs of a round; see :func:`choose_stages`."""
+    """Options of the programs of a round; see :func:`choose_options`."""
 
     smooth: bool | None
     finish: FinishOptions
@@ -332,7 +332,7 @@ class IncludeFallbacks(NamedTuple):
     finish: bool
 
 
-def choose_stages(
+def choose_options(
     problem: Problem,
     state: BoostState,
     reports: tuple[bool, bool],

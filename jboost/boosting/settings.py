@@ -166,11 +166,12 @@ class LeafSettings(TypedDict, total=False):
         "times the unit of `regularization`). Does not apply to medians and "
         "quantiles.")]
     l2: Annotated[Any, _traced("auto", _or("auto", _number(least=0.0)), "Trees",
-        "penalty lambda: shrinks leaf values toward 0; auto: 3 average rows, 1 for "
-        "medians and quantiles, and 1 where absolute",
+        "penalty lambda: shrinks leaf values toward 0; auto: 3 average rows; 1 for "
+        "medians, quantiles and absolute regularization",
         "Counted in average rows (relative) or in units of the loss's second "
-        "derivative (absolute, as in XGBoost). Medians and quantiles are those of the "
-        "residuals and `l2` added zeros (absolute: none). A row counts as min(1, mean "
+        "derivative (absolute, as in XGBoost). For medians and "
+        "quantiles, each leaf gets one more residual of 0, of weight `l2` (absolute: "
+        "none). A row counts as min(1, mean "
         "weight), also for `min_child_weight`, `min_gain` and `l1`.")]
     parent_rows: Annotated[Number, _traced(0.0, _PENALTY, "Trees",
         "how many rows the value of the parent node weighs in the value of a leaf",
@@ -230,7 +231,7 @@ class RoundSettings(LeafSettings, total=False):
         "The order of interaction: depth 1 makes a sum of functions of one feature "
         "each, depth 2 of two.")]
     max_bins: Annotated[int, Setting(256, _integer(2, 2**16), "Trees",
-        "codes per feature, one of them for missing",
+        "codes per feature, including one for missing values",
         "See `candidates`. Categories may have 16 times as many, see `categorical`.")]
     min_gain: Annotated[Number, _traced(0.0, _PENALTY, "Trees",
         "the least gain kappa of a split",
@@ -239,26 +240,27 @@ class RoundSettings(LeafSettings, total=False):
         "the least curvature of a child, in the units of l2")]
     min_child_samples: Annotated[Any, _traced(
         "auto", _unless_traced(_or("auto", _integer(1))), "Trees",
-        "the least rows of a child; auto: one in 50, from 1 to 20; 3 to 20 for medians "
-        "and quantiles; for others 1 where absolute",
+        "the minimum number of rows of a child; auto: N / 50, from 1 to 20; 3 to 20 "
+        "for medians and quantiles; otherwise 1 if absolute",
         "`\"auto\"` for leaves that are order statistics (absolute error, quantiles): "
         "2 / min(tau, 1 - tau) - 1, at most 20; 20 if 75 % of the rows have almost no "
-        "curvature. Rows of the whole table count, whatever their weight and "
-        "`subsample`.")]
+        "curvature. N are all rows of positive weight; children are counted in the "
+        "sample of the splits.")]
     subsample: Annotated[Number, _traced(1.0, _SHARE, "Sampling",
-        "the share of rows that the splits of a round are found from",
-        "Exact, without replacement, whole groups for losses of groups.")]
+        "the share of rows used to find the splits of a round",
+        "Exactly this share is drawn, without replacement; whole groups if `groups` "
+        "are ids.")]
     leaf_rows: Annotated[LeafRows, Setting("all", _one_of(LeafRows), "Sampling",
         "the rows that leaf values are fitted to: all, or the sample of the splits",
-        "A sample makes the trees of the rounds different; leaf values of all rows "
-        "have less noise. With `\"sample\"` a round has not seen the other rows "
-        "(Friedman 2002), and the history has its improvement on them.")]
+        "`\"all\"` gives leaf values less noise. With `\"sample\"` the trees of the "
+        "rounds differ more, and a round does not see the other rows (Friedman 2002): "
+        "the history has its improvement on them.")]
     colsample_bytree: Annotated[Number, _traced(1.0, _SHARE, "Sampling",
         "the share of features for each tree")]
     colsample_bylevel: Annotated[Number, _traced(1.0, _SHARE, "Sampling",
-        "the share of those for each level")]
+        "the share of the tree's features for each level")]
     colsample_bynode: Annotated[Number, _traced(1.0, _SHARE, "Sampling",
-        "the share of those for each node")]
+        "the share of the level's features for each node")]
     max_leaves: Annotated[int | None, Setting(None, _or(None, _integer(2)), "Trees",
         "the most leaves of a tree; None: as many as max_depth allows",
         "Trees still grow level by level: on each level the best splits are made "
@@ -277,12 +279,12 @@ class RoundSettings(LeafSettings, total=False):
         "group. A feature of no group splits alone.")]
     rows_per_threshold: Annotated[Count, _traced(0, _unless_traced(_integer(0)),
         "Constraints and split candidates",
-        "rows of a node for each threshold that it tries of a feature; 0: all",
-        "Of the cuts between the bins of a feature that have rows in the node, "
+        "rows of a node per threshold that it tries for each feature; 0: try all",
+        "Of a feature's cuts between bins with rows in the node, "
         "max(1, round(rows / `rows_per_threshold`)) are tried, drawn for each node and "
-        "feature by rank, evenly spread. (Extremely randomized trees draw one by "
-        "value; Geurts, Ernst and Wehenkel 2006.) Of sets of "
-        "categories, and of categories one by one, as many are tried.")]
+        "feature, evenly spread by rank. (Extremely randomized trees draw one by "
+        "value; Geurts, Ernst and Wehenkel 2006.) The same holds for sets of "
+        "categories and for single categories. Only with `candidates=\"global\"`.")]
     candidates: Annotated[Candidates, Setting("global", _one_of(Candidates),
         "Constraints and split candidates",
         "thresholds that may split a node: chosen once (global), in each node "
@@ -347,7 +349,7 @@ class TableSettings(RunSettings, total=False):
         "the model refuse sparse matrices that do not store every entry.")]
     # Names features: it is checked against the columns.
     categorical: Annotated[Any, Setting("auto", None, "Categories",
-        "categorical columns: auto (by dtype), None, or names and indices",
+        "categorical columns: auto (by dtype), names and indices, or None: refused",
         "`\"auto\"`: the categorical columns of a data frame (strings, and columns "
         "declared categorical); a sequence: these columns as well. In a matrix a "
         "column of categories holds integers 0, 1, 2, ..., NaN where missing. "
@@ -358,11 +360,11 @@ class TableSettings(RunSettings, total=False):
         "columns together would have more than 2^19 codes), the others share one. In "
         "prediction, categories unseen in training (in a matrix also integers < 0) are "
         "treated as missing; if unseen in a node, they follow its missing values. Not "
-        "with sparse x, streams or other `candidates`, nor with `monotone` signs on "
-        "them.")]
+        "with sparse x, streams, `candidates` other than `\"global\"` or "
+        "`candidate_weights=\"curvature\"`, nor with `monotone` signs on them.")]
     early_stopping_rounds: Annotated[int | None, Setting(
         None, _or(None, _integer(1)), "Validation and stopping",
-        "stop after so many rounds without improvement",
+        "stop after this number of rounds without improvement",
         "Compares the first validation set's loss, or the criterion `by`; the model "
         "is then that of the best round.")]
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The data of a boosting run, and its state before the first round.
 
-Here as in the rounds nothing is checked, and all numbers are traced.
+Nothing is checked here, or in the rounds; numbers may be traced.
 """
 
 from typing import Any, NamedTuple
@@ -44,12 +44,13 @@ from jboost.trees.joint_start import move_scores
 
 
 class Data(NamedTuple):
-    """The training rows.
+    """One set of rows: those of training, or of a validation set.
 
     Attributes:
       codes: the codes of the features, with ``order`` if the method sorts rows.
       targets: a pytree of arrays with a leading axis of N rows.
       weights: row weights. Rows of weight 0 do not count and may hold anything.
+      groups: the groups of the rows; None for a loss of one row.
       prepared: data of the groups that all rounds share, if there are any.
       offset: scores before the initial score is added; None if rounds do not need them.
     """

@@ -256,11 +256,14 @@ def pruning_path(tree: RegressionTree) -> PruningPath:
 
 @on_host("call it on concrete arrays")
 def prune(tree: RegressionTree, alpha: float) -> RegressionTree:
-    """Returns the smallest subtree that minimizes C_alpha; see :func:`pruning_path`.
+    """Returns the smallest subtree with the least squared error + alpha * leaves.
+
+    Breiman et al. 1984, section 3.3; see :func:`pruning_path`.
 
     Args:
       tree: a tree from :func:`jboost.cart.fit_tree`.
-      alpha: the cost of a leaf, >= 0; infinity leaves only the root.
+      alpha: the cost of a leaf, >= 0, in units of weight times squared target;
+        infinity leaves only the root.
 
     Returns:
       A RegressionTree that holds only the remaining nodes. Law:
@@ -490,7 +493,10 @@ def _add_errors(tree, alphas, matrix, targets, weights):
 
 
 def _sum_errors(tree, matrix, targets, weights):
-    """Returns sums of w e, w^2 e and w^2 e^2 over each node's rows, as if a leaf."""
+    """Returns sums of w e, w^2 e, w^2 e^2 over each node's rows; w: the row's weight.
+
+    e is the squared error of the row if the node is a leaf.
+    """
     parent, depth = find_parents(tree.left)
     node = np.array(leaf_indices(tree, matrix))  # a copy to write to
     sums = np.zeros((3, tree.num_nodes))

@@ -51,6 +51,8 @@ _NAMES: dict[str, str] = {
     "interactions": "interaction_constraints interaction_cst",
     "categorical": "categorical_feature categorical_features cat_features "
     "enable_categorical feature_types",
+    "parent_rows": "path_smooth",
+    "rows_per_threshold": "extra_trees",
     "max_onehot": "max_cat_to_onehot one_hot_max_size",
     "feature_names": "feature_name columns",
     "model": "xgb_model init_model warm_start",

@@ -49,7 +49,7 @@ def seed_from_key(key: Key[Array, ""] | None) -> UInt32[Array, "2"]:
     return data[:2] if data.shape[0] == 2 else hash_words(data[2:4], data[:2])
 
 
-def derive(
+def derive_seeds(
     seed: UInt32[Array, "2"], index: Int32[Array, "*shape"]
 ) -> UInt32[Array, "*shape 2"]:
     """Returns another seed for each ``index``; cheap to compile and to run."""

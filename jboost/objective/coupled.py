@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int32, UInt32
 
-from jboost.numerics.random import derive, hash_words
+from jboost.numerics.random import derive_seeds, hash_words
 from jboost.objective.evaluation import with_scores_first
 from jboost.objective.group_tracing import GroupLoss
 from jboost.tables.groups import GroupTable, RowGroups
@@ -287,7 +287,7 @@ def _bind(objective, programs, batch, scores, early):
     index = loss.widths.index(width)
     if loss.inputs.key:
         keys = jax.vmap(partial(jax.random.wrap_key_data, impl="threefry2x32"))(
-            derive(objective.words, batch.number)
+            derive_seeds(objective.words, batch.number)
         )
     run = partial(programs[index], objective.constants)
 

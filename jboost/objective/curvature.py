@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Gradient and positive curvature of every row, and its Fisher information.
 
-Gradient and curvature are [K, N] and finite; curvature and information are nonnegative.
+Gradient and curvature are [K, N]. Rows where they are not finite are left to the
+caller; with ``raised=False``, so are curvatures of "exact" that are not positive.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +19,7 @@ from jboost.entry.stages import runs_in_stages, stage
 from jboost.kernels.float_bits import exponent_above, power_of_two
 from jboost.numerics.derivatives import square_root
 from jboost.numerics.exact import sum_each, sum_guessed
-from jboost.numerics.random import derive
+from jboost.numerics.random import derive_seeds
 from jboost.objective.evaluation import (
     Objective,
     gradients,
@@ -69,7 +70,7 @@ def summarize_information(
 
 def round_seed(words: UInt32[Array, "2"], number: Array) -> UInt32[Array, "2"]:
     """Returns the seed of a round's draws, which estimate the information."""
-    return derive(jnp.asarray(words) ^ _STREAM, jnp.asarray(number, jnp.int32))
+    return derive_seeds(jnp.asarray(words) ^ _STREAM, jnp.asarray(number, jnp.int32))
 
 
 def pack_triangles(rows: Float[Array, "N ..."]) -> Float[Array, "P N"]:
@@ -90,7 +91,7 @@ def take_diagonals(rows: Float[Array, "N ..."]) -> Float[Array, "K N"]:
 
 def _row_seeds(scores, seed):
     number = jnp.arange(scores.shape[1], dtype=jnp.int32) + first_row()
-    return derive(seed, number)
+    return derive_seeds(seed, number)
 
 
 def informed_derivatives(

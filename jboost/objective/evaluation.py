@@ -388,8 +388,8 @@ def map_hessians(
 ):
     """Applies ``finish(rows, *operands)`` to the Hessians of blocks of rows.
 
-    These are [N] for K = 1, else [N, K, K]. ``finish`` is a function of a module, which
-    no call makes anew.
+    The Hessians are [N] for K = 1, else [N, K, K]. ``finish`` must be a function of a
+    module: a function made anew in each call would be compiled again.
     """
     num_scores, num_rows = scores.shape
     few = scores.size <= FEW and num_rows <= block_size(num_scores**2)

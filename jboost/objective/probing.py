@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int32
 
-from jboost.numerics.random import derive, hash_words
+from jboost.numerics.random import derive_seeds, hash_words
 from jboost.objective.coupled import (
     GroupObjective,
     PreparedGroups,
@@ -215,7 +215,7 @@ def raise_curvature(probe: Probe, weights: Float[Array, " N"]) -> Float[Array, "
 def _draw_signs(words, scores):
     """Returns 1 or -1 for each score of each row, by the row's number."""
     num_scores, num_rows = scores.shape
-    seeds = derive(words, jnp.arange(1, 1 + num_scores, dtype=jnp.int32))
+    seeds = derive_seeds(words, jnp.arange(1, 1 + num_scores, dtype=jnp.int32))
     row = jnp.arange(num_rows, dtype=jnp.uint32)
     bits = jax.vmap(hash_words, (None, 0))(row, seeds)
     return jnp.where(bits >> 31 == 0, jnp.float32(1), jnp.float32(-1))

@@ -267,14 +267,14 @@ def parquet_batches(
     offset: str | Sequence[str] | None = None,
     batch_rows: int = BATCH_ROWS,
 ) -> Callable[[], Iterator[Any]]:
-    """Batches of parquet files, read by pyarrow row group by row group.
+    """Reads Parquet files with pyarrow, at most ``batch_rows`` rows at a time.
 
     Args:
       paths: a file, a folder (its ``*.parquet``, sorted by name), a pattern, or
         several of these.
-      target: the column of targets; several give targets [N, ...].
-      features: columns of numbers, nulls being missing values; all other columns if
-        not given.
+      target: the column of targets; a sequence of K columns gives targets [N, K].
+      features: the feature columns, of numbers; nulls are missing values. None: all
+        columns without another role.
       weight: the column of sample weights.
       offset: the column of offsets, or one for each score.
       batch_rows: the most rows of a batch.

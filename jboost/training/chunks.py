@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Chunks of up to 16 rounds, queued without waiting for results, and their pacing."""
+"""Chunks of up to 16 rounds, and their pacing.
+
+With few rows, or on a GPU, the host waits once per chunk.
+"""
 
 import threading
 import time
@@ -21,7 +24,7 @@ from jboost.boosting.round_programs import (
     RoundBuffers,
     RoundInputs,
     Summary,
-    choose_stages,
+    choose_options,
     derive,
     finish,
     for_derivatives,
@@ -56,7 +59,7 @@ from jboost.training.sharded import compile_round
 from jboost.trees import category_splits
 from jboost.trees.tree import LeafSums, Tree
 
-MOST_ROUNDS = 16  # the most rounds in one call of a compiled program
+MOST_ROUNDS = 16  # the most rounds in one call of a runner: a chunk
 _CALL_SECONDS = 0.5  # how long a call should take, so that progress keeps moving
 _SHORTEST_SLEEP, _LONGEST_SLEEP = 5e-5, 0.02  # seconds between looks at a call
 _SLEEP_SHARE = 0.02  # share of the time waited so far, so that sleep adds little
@@ -187,7 +190,7 @@ class Job(NamedTuple):
 
     @property
     def bagged(self) -> bool:
-        """Whether rounds leave rows out."""
+        """Whether rounds leave rows out of splits and leaf values."""
         method, numbers = self.problem.method, self.problem.arrays.numbers
         return numbers.subsample is not None and method.leaf_rows == "sample"
 
@@ -280,8 +283,8 @@ class ArrayRunner:
     def _queue_rounds(self, position, first, count):
         """Makes rounds; with few rows, waits only for the last one."""
         state, set_steps = position
-        options = choose_stages(self.job.problem, state, self.job.reports, self._whole)
-        start, extend, end = self._find_programs(options, state.steps)
+        options = choose_options(self.job.problem, state, self.job.reports, self._whole)
+        run_derive, run_grow, run_finish = self._find_programs(options, state.steps)
         rates = self.job.rates[first : first + count].astype(np.float32)
         words, stored = self._make_room(position)
         row_losses = self._find_row_losses(state, options.finish)
@@ -289,7 +292,7 @@ class ArrayRunner:
         here = is_on_cpu(state.steps)
         for rate, entry in zip(rates, self._entries, strict=False):
             self._tidy(state.steps)
-            changed, derived = start(self._rows, state)
+            changed, derived = run_derive(self._rows, state)
             state = state if changed is None else changed
             turn = RoundInputs(state, set_steps, rate, entry)
             bare = turn._replace(state=without_loss(state))
@@ -298,9 +301,9 @@ class ArrayRunner:
                 # On a CPU, XLA gives memory to a program long before it can run, so
                 # only one is started at a time. That would leave a GPU idle.
                 jax.block_until_ready(grown.all_finite)
-            grown = extend(self._growth, bare, derived, words)
+            grown = run_grow(self._growth, bare, derived, words)
             self._tidy(state.steps)
-            found, stored, row_losses = end(
+            found, stored, row_losses = run_finish(
                 self._rows, self._sets, turn, grown, stored, row_losses
             )
             if options.finish.solve:

@@ -198,13 +198,13 @@ def _train(request: FitRequest) -> Trained:
         compare_processes(describe_call(request))
     refuse_large_run(request)
     with lock_checkpoint(request.checkpoint):
-        rows = prepare_rows(request)
+        prepared = prepare_rows(request)
         with (
-            resolve_implementation(rows.training.rows.data.weights),
+            resolve_implementation(prepared.training.rows.data.weights),
             open_bar(len(request.rates), request.progress) as bar,
             keep_scratch(),
         ):
-            return run_rounds(begin_run(request, rows, bar))
+            return run_rounds(begin_run(request, prepared, bar))
 
 
 def begin_run(request: FitRequest, prepared: Prepared, bar: tqdm) -> FitRun:

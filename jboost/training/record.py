@@ -33,8 +33,8 @@ class History:
 
     Attributes:
       train_loss: weighted mean loss of the training rows after each round, [R].
-      validation_loss: the same of the validation set, [R]; a dict by name where sets
-        were given by name; None without.
+      validation_loss: weighted mean loss of the validation set after each round, [R]; a
+        dict by name for named sets; None without a set.
       metrics: {set: {metric: [R]}}; the training rows are the set "train".
       best_round: the best round (from 0) on the first validation set, by ``by``; the
         last one without a validation set; -1 if there was no round, or if ``by`` is NaN
@@ -46,9 +46,9 @@ class History:
         Poisson loss, say) and training starts where half an event would keep it.
       oob_improvement: the decrease of the weighted mean loss of the rows out of the
         bag in each round, [R], with ``subsample`` < 1 and ``leaf_rows="sample"``
-        (Friedman 2002; as in scikit-learn); else None. Its running sum advises
-        ``np.nancumsum(history.oob_improvement).argmax() + 1`` rounds, usually too
-        few. NaN if there are so few rows that a bag holds them all.
+        (Friedman 2002; as in scikit-learn); else None. The number of rounds that it
+        suggests, ``np.nancumsum(history.oob_improvement).argmax() + 1``, is usually
+        too small. NaN if there are so few rows that a bag holds them all.
       parameters: the parameters of an adaptive loss, as estimated after the last round
         that the model holds (with early stopping the best one); () for other losses.
         See :func:`jboost.losses.adaptive`.
@@ -393,7 +393,10 @@ class Record:
         return self.by.find_best(self.compared(*fold))
 
     def is_over(self, patience: int | None, best: int | None = None) -> bool:
-        """Returns whether the best round, if known ``best``, is ``patience`` ago."""
+        """Returns whether at least ``patience`` rounds followed the best.
+
+        ``best``: the index of the best round; None: it is computed.
+        """
         last = self.num_rounds - 1
         if not patience or last < 0:
             return False

@@ -47,9 +47,9 @@ class PaddedRows(NamedTuple):
     """Rows on the device.
 
     Attributes:
-      data: their codes, targets, weights and offset.
-      size: the number of rows of this process; others are padding.
-      num_features: the number of columns; those beyond are padding.
+      data: codes, targets, weights and offset of the rows, with padding.
+      size: the number of rows of this process, without padding.
+      num_features: the number of columns, without padding.
       spread: the division of the rows among devices; None: all are on one.
     """
 
@@ -163,17 +163,18 @@ def bin_rows(
 ) -> PaddedRows:
     """Checks one set of rows and puts it on the device, or on those of a mesh.
 
-    Padding repeats row 0 at weight 0, so that the loss is as well-defined there as in
+    Padding repeats row 0 at weight 0, so that the loss is as well-defined for it as for
     row 0. (In a sparse matrix such rows store nothing.)
 
     Args:
       bins: the bins of the training rows.
-      matrix, y, weights, offset: the rows.
+      matrix, y, weights, offset: features, targets, weights and offset of the rows.
       num_scores: K.
       padded: whether rows are padded.
       prefix: the prefix of the names of y and offset in errors.
       num_columns: the number of columns of dense codes. Those beyond the columns of
         the matrix hold only missing values, so that no split can tell rows apart.
+      mesh: the mesh of devices that hold the rows; None: one device.
       groups: the groups of the rows, without padding.
     """
     size, spread = matrix.shape[0], None

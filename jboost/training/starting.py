@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The state before the first round; before it, refused losses and idle training.
+"""The state before the first round, and why a run cannot start or learns nothing.
 
 In: a training run, checked and on the device. Out: its state, or an error that names
 the first row of unusable loss; for runs that learn nothing, the reason.
@@ -365,10 +365,9 @@ def start(
       job: the run.
       init_score: the score to start from, a :class:`MedianStart`, or None: the argmin.
       seed: the random seed of the run.
-      in_memory: whether many rows may take small programs one after another, which
-        compile in a fraction of the time of one program. The memory that one program
-        takes is known beforehand, so that streams of many rows, or of one score, take
-        that one.
+      in_memory: whether all rows are in memory. If so, small programs that compile in a
+        fraction of the time of one may find the start. Streams use one program, because
+        its memory is known beforehand, unless they have few rows and K > 1.
 
     Returns:
       The state, and the rule that gave the initial score; see

@@ -56,12 +56,12 @@ _STRONGEST = 2.0**80  # shrinks any sum of 31 bits to the mean
 
 
 class CategoryLimits(NamedTuple):
-    """The categorical features, and how their categories are split.
+    """The categorical features, and the limits of their splits.
 
     Attributes:
-      features: their indices, ascending.
+      features: indices of the categorical features, ascending.
       num_codes: the number of codes of each feature; they are 1 .. num_codes.
-      max_onehot: the most codes of a feature that sends one category left.
+      max_onehot: the most codes of a feature that splits off one category at a time.
     """
 
     features: Int32[Array, " G"]
@@ -88,18 +88,18 @@ def find_mixed_split(
     values: ValueLimits | None = None,
     draw: Draw | None = None,
 ) -> Split:
-    """Searches thresholds, and for features of categories sets of them.
+    """Searches thresholds of numeric features, and sets of categories of the others.
 
-    A node's categories are sorted by their shrunk means (see above), those of equal key
-    by code; candidates are the first 1, 2, ... of them. Where a feature has at most
-    ``max_onehot`` codes, they are the categories one by one, and not shrunk. Gains are
-    those of :func:`jboost.trees.splitting.search_split`, of the shrunk sums. Equal
-    gains go to the lowest feature, then to the fewest categories (one by one: the
-    lowest code), then to missing rows right.
+    A node's categories are sorted by their shrunk means (see above), ties by code;
+    candidates are the first 1, 2, ... of them. A feature with at most ``max_onehot``
+    codes splits off one category at a time, without shrinking. Gains are those of
+    :func:`jboost.trees.splitting.search_split`, from the shrunk sums. Equal gains go to
+    the lowest feature, then to the fewest categories (or the lowest code), then to
+    missing rows right.
 
-    Categories must not be monotone. ``squares`` is the sum over the node's rows of the
-    square of the gradient's integer; with 0 nothing is shrunk. Where categories are
-    split, the Split has threshold -1, and bits of the codes.
+    Categorical features must not be monotone. ``squares`` is the sum of the squared
+    integer gradients of the node's rows; 0 turns shrinking off. For a split by
+    categories, the Split has threshold -1, and bits of the codes.
     """
     is_category = jnp.zeros(features.shape, bool).at[categories.features].set(True)
     # min_gain is taken off at the end: rounding could make gains equal.

@@ -416,7 +416,7 @@ def _solve_exactly(objective, groups, newton):
     if kinks is None or groups.direction is not None:
         return solve()
     if not isinstance(kinks.kind, int):
-        # With a penalty it is no order statistic.
+        # With a penalty it is not an order statistic.
         penalized = jnp.any(groups.penalty != 0)
         kinks = kinks._replace(kind=jnp.where(penalized, 0, kinks.kind))
     return solve_at_kinks(objective, groups, kinks, solve)

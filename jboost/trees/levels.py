@@ -18,7 +18,7 @@ from jboost.entry.collectives import total
 from jboost.kernels import levels_cuda
 from jboost.kernels.library import choose
 from jboost.numerics.exact import sum_by_group
-from jboost.numerics.random import derive, sample_in_xla
+from jboost.numerics.random import derive_seeds, sample_in_xla
 from jboost.tables.categories import goes_left
 from jboost.trees import paths
 from jboost.trees.category_splits import count_words, find_mixed_split
@@ -69,9 +69,9 @@ def find_splits(
     masks = sample_features(seed, level, slots, histogram.shape[1], limits)
     masks = paths.allow(path, masks)
     least = least_samples(limits, num_in_bag)
-    # Seeds of features are those of numbers from 0 on.
+    # Negative, because sample_features derives seeds from numbers >= 0.
     slot = jnp.arange(slots, dtype=jnp.int32)
-    seeds = derive(seed, -(2**level + slot))
+    seeds = derive_seeds(seed, -(2**level + slot))
 
     def find(histogram, mask, bounds, squares, seed):
         values = limits.values
@@ -155,7 +155,7 @@ def sample_features(
     use = jnp.where(stage == 0, 0, jnp.where(stage == 1, 1 + level, node))
     cuda = levels_cuda.sample_features
     run = choose(xla=_sample_plainly, cuda=cuda, num_features=num_features)
-    return run(derive(seed, use), fractions)
+    return run(derive_seeds(seed, use), fractions)
 
 
 def _sample_plainly(seeds, fractions, *, num_features):

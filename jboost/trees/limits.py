@@ -31,8 +31,8 @@ class TreeLimits(NamedTuple):
       groups: features that may meet on a path (``interactions``).
       num_features: number of columns of the codes that are features; the columns
         after them are padding. None: all.
-      rows_per_threshold: the rows of a node for each threshold that it tries of a
-        feature; 0: it tries all.
+      rows_per_threshold: rows of a node per threshold that it tries for each feature;
+        0: try all thresholds.
     """
 
     l2: Float[Array, ""] | float = 1.0

@@ -51,10 +51,10 @@ def start(
 
 
 def allow(paths: Paths, masks: Bool[Array, "M F"]) -> Bool[Array, "M F"]:
-    """Masks the features that each slot may be split by.
+    """Removes features that the constraints forbid from the masks of the slots.
 
-    Those on the path, and those of all groups that hold the whole path; at the root
-    all. None where no leaf may be added.
+    Features on the path stay, and those of all groups that contain the whole path; at
+    the root, all stay. No feature stays if no leaf may be added.
     """
     if paths.used is not None and paths.groups is not None:
         used, groups = paths.used, paths.groups

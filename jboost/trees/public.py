@@ -509,6 +509,9 @@ def find_leaves(
     Returns:
       Leaves [N], also if K scores share one tree; [N, K] for K > 1 trees.
 
+    Raises:
+      TypeError, ValueError: tree or binned is invalid.
+
     Example:
       >>> import jax.numpy as jnp, jboost as jb
       >>> x, y = jnp.arange(4.0)[:, None], jnp.array([1.0, 1.0, 5.0, 7.0])

@@ -59,10 +59,10 @@ class Split(NamedTuple):
 
 
 class Draw(NamedTuple):
-    """The number of thresholds that a node tries; see :func:`draw_thresholds`.
+    """Inputs of :func:`draw_thresholds` for one node.
 
     Attributes:
-      rows_per_threshold: rows of the node for each of them; 0: all are tried.
+      rows_per_threshold: rows of the node per threshold to try; 0: try all thresholds.
       seed: the seed of the node.
     """
 
@@ -163,13 +163,13 @@ def draw_thresholds(
 ) -> Bool[Array, "F B"]:
     """Draws the thresholds of one node that the search tries.
 
-    Of the m cuts of a feature k = max(1, round(n / rows_per_threshold)) are drawn,
-    where n is the number of the node's rows: one from each of k ranges of ranks. Sizes
-    of the ranges differ by at most 1. All m are tried where k >= m.
+    Of the m cuts of a feature, k = max(1, round(n / rows_per_threshold)) are drawn, one
+    from each of k ranges of ranks, where n is the number of the node's rows. Sizes of
+    the ranges differ by at most 1. If k >= m, all cuts are tried.
 
     Args:
       seen: the bins with rows; cut r is above the r-th of them.
-      cuts: the number m of cuts of each feature. There may be one more bin.
+      cuts: the number m of cuts of each feature; ``seen`` may hold one bin more.
       num_rows: the number n of rows of the node.
       feature: the index of each feature, which the random numbers depend on.
     """

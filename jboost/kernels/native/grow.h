@@ -322,15 +322,15 @@ struct Search {
 };
 
 // Draws the ranks, ascending from 0, of the cuts of a feature that are tried in a slot
-// with `num_rows` rows; false: all are. See draw_thresholds of jboost.trees.splitting.
+// with `num_rows` rows; returns false if all are tried. See draw_thresholds of jboost.trees.splitting.
 bool DrawThresholds(const Search& search, int64_t slot, int32_t num_rows,
                     int64_t feature, int64_t cuts, std::vector<int32_t>* ranks);
 
-// Of the cumulative sums of one feature, [0] of missing values, those that are tried.
+// The cumulative sums of one feature at the cuts that are tried; [0]: missing values.
 struct DrawnSums {
   std::vector<int32_t> sums[3];
 
-  // `at`: the indices in `given` of those after the first.
+  // `at`: the indices in `given` of the cuts that are tried.
   BinSums Take(const BinSums& given, bool counted, const std::vector<int32_t>& at);
 };
 

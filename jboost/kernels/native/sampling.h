@@ -28,7 +28,7 @@ inline uint32_t Hash(uint32_t word, const Seed& seed) {
   return Mix(Mix(word + seed.first) + seed.second);
 }
 
-// jboost.numerics.random.derive: a seed of its own for each use of a seed.
+// jboost.numerics.random.derive_seeds: a seed of its own for each use of a seed.
 inline Seed Derive(const Seed& seed, uint32_t use) {
   return {Hash(2 * use, seed), Hash(2 * use + 1, seed)};
 }
