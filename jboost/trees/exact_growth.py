@@ -40,10 +40,10 @@ from jboost.trees.limits import TreeLimits, restore_bounds, to_search_units
 from jboost.trees.paths import Paths
 from jboost.trees.rounding import make_rows
 from jboost.trees.splitting import (
-    WEIGHT_SLACK,
     Split,
     are_large_enough,
     bound_children,
+    child_limits,
     cut_gain,
     is_worth,
     limited_gain,
@@ -118,10 +118,8 @@ def find_sorted_splits(level, state, rows, seed, limits, mass):
     masks = jnp.pad(paths.allow(state.paths, masks).T, ((0, 0), (0, 1)))
     channels = _live_channels(state, rows, mass)
     nodes = _describe(state, channels)
-    least = (
-        jnp.float32(limits.min_child_weight) * jnp.float32(WEIGHT_SLACK),
-        least_samples(limits, rows.num_in_bag),
-    )
+    fewest = least_samples(limits, rows.num_in_bag)
+    least = child_limits(limits.min_child_weight, fewest)
 
     def visit(best, one):
         feature, codes, order, mask = one

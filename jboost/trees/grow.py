@@ -40,7 +40,7 @@ from jboost.trees.levels import (
 from jboost.trees.limits import TreeLimits, restore_bounds, to_search_units
 from jboost.trees.paths import Paths
 from jboost.trees.rounding import Quantization, make_rows, measure_rows
-from jboost.trees.splitting import WEIGHT_SLACK
+from jboost.trees.splitting import child_limits
 from jboost.trees.tree import CATEGORICAL, Tree
 
 _SHARED_LEVELS = 6  # the most levels that share one compiled loop body
@@ -259,12 +259,12 @@ def make_level_limits(num_columns, limits, seed, unit):
 
 def kernel_limits(limits, num_columns):
     """Returns the limits as the kernel compares sums with them."""
-    weight = jnp.float32(limits.min_child_weight) * jnp.float32(WEIGHT_SLACK)
+    weight, least = child_limits(limits.min_child_weight, limits.min_child_samples)
     return grow_cpu.SplitLimits(
         l2=jnp.float32(limits.l2),
         min_gain=jnp.float32(limits.min_gain),
         min_child_weight=weight,
-        min_child_samples=jnp.int32(limits.min_child_samples),
+        min_child_samples=least,
         num_features=jnp.int32(
             num_columns if limits.num_features is None else limits.num_features
         ),

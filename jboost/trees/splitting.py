@@ -14,7 +14,7 @@ from jboost.codes.bins import MISSING
 from jboost.numerics.random import hash_words
 
 _LEAST_GAIN = 1e-6  # relative to the parent's score: less may be rounding
-WEIGHT_SLACK = 1 - 1e-5  # float32 means of equal curvatures miss 1 by a few ulp
+_WEIGHT_SLACK = 1 - 1e-5  # float32 means of equal curvatures miss 1 by a few ulp
 UNBOUNDED = float(np.finfo(np.float32).max)  # finite: bounds are averaged
 
 
@@ -192,7 +192,7 @@ def child_limits(
     min_weight: Float[Array, "*G"] | float, min_count: Int32[Array, ""] | int
 ) -> tuple[Float[Array, "*G"], Int32[Array, ""]]:
     """Returns the least weight and count of a child, to compare sums with."""
-    weight = jnp.asarray(min_weight, jnp.float32) * jnp.float32(WEIGHT_SLACK)
+    weight = jnp.asarray(min_weight, jnp.float32) * jnp.float32(_WEIGHT_SLACK)
     return weight, jnp.asarray(min_count, jnp.int32)
 
 

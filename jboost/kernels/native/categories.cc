@@ -306,7 +306,7 @@ void FindCategorySplits(const Pool& pool, const Search& search,
       std::fill_n(absent, splits.num_words, 0u);
     }
     splits.gain[slot] = gain - search.min_gain;
-    splits.found[slot] = gain > search.min_gain && 2.0f * gain > 1e-6f * size;
+    splits.found[slot] = IsWorth(gain, size, search.min_gain);
   };
   ParallelFor(pool, histograms.num_slots, search_slot);
 }

@@ -516,8 +516,7 @@ void WriteSplit(int64_t slot, const BestSplit& best, const int32_t left[2],
   splits.threshold[slot] = best.threshold;
   splits.missing_left[slot] = best.missing_left;
   splits.gain[slot] = best.gain - min_gain;
-  // A gain below 1e-6 of the parent's score can be a rounding error.
-  splits.found[slot] = best.gain > min_gain && 2.0f * best.gain > 1e-6f * node.size;
+  splits.found[slot] = IsWorth(best.gain, node.size, min_gain);
   if (slots == nullptr) return;
   WriteChildBounds(left, total, limits, node.values, slots->monotone[best.feature],
                    is_missing, splits.child_bounds + 4 * slot);

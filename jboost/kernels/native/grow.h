@@ -287,6 +287,11 @@ struct Splits {
   int64_t num_words;
 };
 
+// Whether a gain pays for a leaf, and exceeds the rounding error of a node's score.
+inline bool IsWorth(float gain, float size, float min_gain) {
+  return gain > min_gain && 2.0f * gain > 1e-6f * size;
+}
+
 // The limits on the leaf values of each slot.
 struct LimitsOfSlots {
   float l1;
