@@ -22,7 +22,7 @@ CASES: dict[str, dict[str, Any]] = {
     "validated": dict(
         loss=losses.logistic, early_stopping_rounds=3, metrics=["auc"], by="auc",
         validated=True, sketched=True, weighted=True, subsample=0.6,
-        colsample_bynode=0.6,
+        leaf_rows="sample", colsample_bynode=0.6,
     ),
 }  # fmt: skip
 # The area falls in the second round and rises in the third, which is the last.

@@ -74,7 +74,8 @@ def make_runs():
             validation=(x[:50], y[:50], None, offset[:50]),
             metrics={"far": lambda scores, targets, weights: jnp.max(scores)},
             learning_rate=lambda number: 0.5 / (1 + number),
-            subsample=0.7, colsample_bytree=0.7, seed=3, max_depth=3,
+            subsample=0.7, leaf_rows="sample", colsample_bytree=0.7, seed=3,
+            max_depth=3,
             num_scores=np.ndim(y),
         )
         for name, (y, loss, offset) in losses.items()

@@ -67,7 +67,7 @@ RUNS = {
     "arrays": lambda **call: jb.fit(X, Y, **call),
     "stream": lambda **call: jb.fit(stream_rows(), **call),
     "reports": lambda **call: jb.fit(
-        X, Y, **call, validation=(X[:50], Y[:50]), subsample=0.7,
+        X, Y, **call, validation=(X[:50], Y[:50]), subsample=0.7, leaf_rows="sample",
         early_stopping_rounds=1_000_000,
         metrics={"far": lambda scores, targets, weights: jnp.max(scores)},
     ),
@@ -97,7 +97,10 @@ def test_ctrl_c_keeps_the_rounds_that_are_whole(name):
 @random_moments
 def test_ctrl_c_at_any_moment():
     """Between any two steps of Python: lists of the record may differ in length."""
-    call = dict(validation=(X[:50], Y[:50]), subsample=0.7, callbacks=lambda *_: None)
+    call = dict(
+        validation=(X[:50], Y[:50]), subsample=0.7, leaf_rows="sample",
+        callbacks=lambda *_: None,
+    )  # fmt: skip
     jb.fit(X, Y, **SMALL, **call)
     chance, found = np.random.default_rng(0), []
     latest = 0.2

@@ -80,7 +80,7 @@ def fill_leaves(combinations):
             now = start_round(problem, choose_scaling(problem), state, raw)
             one = jax.tree.map(lambda array: array[0], now.trees())
             leaf = jnp.asarray(LEAF)
-            summed = sum_leaves(data, now, one, tree, leaf)
+            summed = sum_leaves(problem, now, one, tree, leaf)
             fitted = fit_leaves(problem, 1.0, state, now, one, summed, leaf)
             values.append(fitted.leaf_value)
         return values

@@ -29,6 +29,7 @@ def run():
     sets = {"first": (TABLE, target), "second": (TABLE, target)}
     return jb.fit(
         TABLE, target, validation=sets, metrics=["mae", "mse", "rmse"], subsample=0.9,
+        leaf_rows="sample",
         **SETTINGS,
     )  # fmt: skip
 

@@ -91,6 +91,7 @@ def make_limits(
     min_child_samples: Any,
     monotone: Any,
     interactions: Any = None,
+    rows_per_threshold: Any = 0,
     colsample_bytree: Any = 1.0,
     colsample_bylevel: Any = 1.0,
     colsample_bynode: Any = 1.0,
@@ -105,6 +106,9 @@ def make_limits(
     if not isinstance(min_child_samples, Tracer):
         checks.check_integer("min_child_samples", min_child_samples, least=1)
         min_child_samples = np.int32(min_child_samples)
+    if not isinstance(rows_per_threshold, Tracer):
+        checks.check_integer("rows_per_threshold", rows_per_threshold, least=0)
+        rows_per_threshold = np.int32(rows_per_threshold)
     shares: dict[str, Any] = dict(
         colsample_bytree=colsample_bytree, colsample_bylevel=colsample_bylevel,
         colsample_bynode=colsample_bynode,
@@ -121,6 +125,7 @@ def make_limits(
         **{name: as_float(share) for name, share in shares.items()},
         values=limit_values(l1, max_delta_step, signs, num_features),
         groups=groups,
+        rows_per_threshold=rows_per_threshold,
     )
 
 
@@ -352,6 +357,7 @@ def grow_tree(
     max_leaves: int | None = None,
     monotone: Any = None,
     interactions: Any = None,
+    rows_per_threshold: int = 0,
     colsample_bytree: Float[ArrayLike, ""] | float = 1.0,
     colsample_bylevel: Float[ArrayLike, ""] | float = 1.0,
     colsample_bynode: Float[ArrayLike, ""] | float = 1.0,
@@ -378,8 +384,8 @@ def grow_tree(
       categories: categories of the bins (``bins.categories``); None: no column is
         categorical.
       mask: rows to learn from; the others only get a leaf. None: all.
-      key: seeds column sampling, and stochastic rounding, which tables of more than
-        32,768 rows need; use another for each tree.
+      key: seeds column sampling, drawn thresholds, and stochastic rounding, which
+        tables of more than 32,768 rows need; use another for each tree.
       implementation: the kernels to use, as in :func:`jboost.parts.build_histogram`.
 
     Returns:
@@ -408,8 +414,9 @@ def grow_tree(
         codes.num_features, l1=l1, l2=l2, max_delta_step=max_delta_step,
         min_gain=min_gain, min_child_weight=min_child_weight,
         min_child_samples=min_child_samples, monotone=monotone,
-        interactions=interactions, colsample_bytree=colsample_bytree,
-        colsample_bylevel=colsample_bylevel, colsample_bynode=colsample_bynode,
+        interactions=interactions, rows_per_threshold=rows_per_threshold,
+        colsample_bytree=colsample_bytree, colsample_bylevel=colsample_bylevel,
+        colsample_bynode=colsample_bynode,
     )  # fmt: skip
     limits = add_categories(limits, codes, categories, max_onehot)
     sizes = dict(
