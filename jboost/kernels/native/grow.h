@@ -327,7 +327,8 @@ struct Search {
 };
 
 // Draws the ranks, ascending from 0, of the cuts of a feature that are tried in a slot
-// with `num_rows` rows; returns false if all are tried. See draw_thresholds of jboost.trees.splitting.
+// with `num_rows` rows; returns false if all are tried. See draw_thresholds of
+// jboost.trees.splitting.
 bool DrawThresholds(const Search& search, int64_t slot, int32_t num_rows,
                     int64_t feature, int64_t cuts, std::vector<int32_t>* ranks);
 
