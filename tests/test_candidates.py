@@ -500,3 +500,9 @@ def test_histograms_refuse_wide_codes():
     codes = jnp.ones((5, 1), jnp.uint32)
     with pytest.raises(ValueError, match=r"binned .*uint32"):
         jb.boost(codes, jnp.ones(5), jb.losses.squared_error, jax.random.key(0))
+
+
+@pytest.mark.parametrize("candidates", ["local", "exact"])
+def test_only_global_candidates_are_drawn(candidates):
+    with pytest.raises(ValueError, match="rows_per_threshold must be 0 unless"):
+        jb.fit(np.ones((9, 1)), np.ones(9), rows_per_threshold=9, candidates=candidates)

@@ -439,8 +439,8 @@ def read_settings(given: Mapping[str, Any]) -> Settings:
     rows: Any = settings.rows_per_threshold
     if settings.candidates != "global" and (isinstance(rows, Tracer) or rows > 0):
         raise ValueError(
-            "rows_per_threshold must be 0 with candidates other than 'global', which "
-            f"every node tries, got {rows} with {settings.candidates!r}"
+            "rows_per_threshold must be 0 unless candidates='global': nodes try all "
+            f"candidates of other kinds, got {rows} with {settings.candidates!r}"
         )
     return settings
 
