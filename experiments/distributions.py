@@ -90,7 +90,7 @@ def fit_jboost(family: str, fitted: Rows, choosing: Rows, both: Rows) -> Callabl
     """Trains jboost; returns a function that predicts."""
     make = getattr(jb.distributions, family)
     settings: dict[str, Any] = dict(
-        num_scores=2, max_depth=5, learning_rate=0.05, subsample=0.5
+        num_scores=2, max_depth=5, learning_rate=0.05, subsample=0.5, leaf_rows="sample"
     )
     loss = jb.losses.likelihood(make)
     _, history = jb.fit(

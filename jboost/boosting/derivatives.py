@@ -208,7 +208,7 @@ def note_lost(state: BoostState, lost: Int32[Array, "2"]) -> BoostState:
 
 def _differentiate_groups(problem, state):
     weights, groups = problem.data.weights, problem.data.groups
-    if groups.kind != "ids" and problem.method.leaf_rows == "sample":
+    if groups.kind != "ids" and problem.leaves_out:
         # Rows outside the bag leave their group.
         weights = jnp.where(draw_rows(problem, state), weights, 0.0)
     objective = bind_groups(problem, state, weights)
@@ -615,7 +615,7 @@ def start_round(
         problem.method.leaf_solver,
         limits.min_child_samples,
     )
-    weights, every = problem.data.weights, problem.method.leaf_rows == "all"
+    weights = problem.data.weights
     in_bag = draw_rows(problem, state)
     first, sizes = None, state.sizes
     if len(scaling.policies) == 1 and raw[0].known is None:  # all rows count alike
@@ -629,7 +629,7 @@ def start_round(
         for_splits=shape,
         for_leaves=fitted,
         in_bag=in_bag,
-        whole=jnp.asarray(True if share is None or every else share >= 1),
+        whole=jnp.asarray(share is None or not problem.leaves_out or share >= 1),
         limits=limits._replace(min_child_samples=choices.min_child_samples),
         shard_sums=first,
         sizes=sizes,

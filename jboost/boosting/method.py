@@ -34,6 +34,7 @@ from jboost.trees.leaves import LeafSolver
 from jboost.trees.limits import (
     TreeLimits,
     as_float,
+    as_int,
     limit_categories,
     limit_values,
 )
@@ -169,8 +170,9 @@ def _make_limits(settings, choices, num_rows, num_features, categories, feature_
         samples = jnp.minimum(samples, num_rows).astype(jnp.int32)
     else:
         samples = np.int32(min(samples, num_rows))
-    parent = settings.parent_rows
-    shrinks = isinstance(parent, Tracer) or parent > 0
+    # None where they are known to be 0: the program is then smaller.
+    parent, per = settings.parent_rows, settings.rows_per_threshold
+    shrinks, draws = (isinstance(each, Tracer) or each > 0 for each in (parent, per))
     return TreeLimits(
         l2=as_float(choices.l2),
         parent_rows=as_float(parent) if shrinks else None,
@@ -184,12 +186,8 @@ def _make_limits(settings, choices, num_rows, num_features, categories, feature_
         groups=groups,
         categories=limit_categories(categories, settings.max_onehot),
         num_features=np.int32(num_features),
-        rows_per_threshold=_as_int(settings.rows_per_threshold),
+        rows_per_threshold=as_int(per) if draws else None,
     )  # fmt: skip
-
-
-def _as_int(number) -> Any:
-    return number if isinstance(number, jax.Array) else np.int32(number)
 
 
 def _count_nodes(max_depth, choices, num_rows) -> int:

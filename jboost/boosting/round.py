@@ -155,8 +155,8 @@ def sum_leaves(
     """Returns the tree with the sums that its leaf values are fitted to."""
     weights, fitted = plan.weights(problem.data, task.for_leaves.known), task.for_leaves
     channels = (fitted.gradient, fitted.curvature, jnp.float32(1))
-    same = problem.method.leaf_rows == "sample"  # the rows that find the splits
-    same |= problem.arrays.numbers.subsample is None
+    # Whether the splits and the leaf values are those of the same rows.
+    same = problem.leaves_out or problem.arrays.numbers.subsample is None
     sizes = find_leaf_sizes(task.shard_sums) if same else None
     sums = sum_channels(channels, leaf, tree.leaf_value.shape[0], weights, sizes)
     return tree._replace(sums=LeafSums(*sums, l2=plan.limits.l2 * task.for_leaves.mean))

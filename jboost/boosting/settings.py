@@ -349,7 +349,7 @@ class TableSettings(RunSettings, total=False):
         "the model refuse sparse matrices that do not store every entry.")]
     # Names features: it is checked against the columns.
     categorical: Annotated[Any, Setting("auto", None, "Categories",
-        "categorical columns: auto (by dtype), names and indices, or None: refused",
+        "categorical columns: auto (by dtype), names and indices; None: not allowed",
         "`\"auto\"`: the categorical columns of a data frame (strings, and columns "
         "declared categorical); a sequence: these columns as well. In a matrix a "
         "column of categories holds integers 0, 1, 2, ..., NaN where missing. "

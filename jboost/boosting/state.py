@@ -105,6 +105,12 @@ class Problem(NamedTuple):
         """The training rows."""
         return self.arrays.data
 
+    @property
+    def leaves_out(self) -> bool:
+        """Whether rounds may fit leaf values to a part of the rows."""
+        sampled = self.arrays.numbers.subsample is not None
+        return sampled and self.method.leaf_rows == "sample"
+
 
 class BoostState(NamedTuple):
     """State of a run between two rounds.

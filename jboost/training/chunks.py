@@ -191,8 +191,7 @@ class Job(NamedTuple):
     @property
     def bagged(self) -> bool:
         """Whether rounds leave rows out of splits and leaf values."""
-        method, numbers = self.problem.method, self.problem.arrays.numbers
-        return numbers.subsample is not None and method.leaf_rows == "sample"
+        return self.problem.leaves_out
 
     @property
     def reports(self) -> tuple[bool, bool]:

@@ -25,6 +25,7 @@ from jboost.tables.categories import goes_left
 from jboost.trees.histogram import sum_plain_histogram
 from jboost.trees.levels import (
     column_fractions,
+    count_per_threshold,
     count_sides,
     find_splits,
     join_children,
@@ -268,7 +269,7 @@ def kernel_limits(limits, num_columns):
         num_features=jnp.int32(
             num_columns if limits.num_features is None else limits.num_features
         ),
-        rows_per_threshold=jnp.int32(limits.rows_per_threshold),
+        rows_per_threshold=count_per_threshold(limits),
     )
 
 

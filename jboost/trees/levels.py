@@ -73,6 +73,8 @@ def find_splits(
     slot = jnp.arange(slots, dtype=jnp.int32)
     seeds = derive_seeds(seed, -(2**level + slot))
 
+    per = limits.rows_per_threshold
+
     def find(histogram, mask, bounds, squares, seed):
         values = limits.values
         if values is not None:
@@ -91,7 +93,7 @@ def find_splits(
             min_child_weight=limits.min_child_weight,
             min_child_samples=least,
             values=values,
-            draw=Draw(jnp.asarray(limits.rows_per_threshold, jnp.int32), seed),
+            draw=None if per is None else Draw(jnp.asarray(per, jnp.int32), seed),
         )
 
     def search_plainly(histogram, unit, masks, limits, least, seeds):
@@ -108,7 +110,7 @@ def find_splits(
 def _search_on_gpu(histogram, unit, masks, limits, least, seeds):
     weight, least = child_limits(limits.min_child_weight, least)
     numbers = jnp.stack([limits.l2 / unit[1], weight])
-    counts = jnp.stack([least, jnp.asarray(limits.rows_per_threshold, jnp.int32)])
+    counts = jnp.stack([least, count_per_threshold(limits)])
     cuts = levels_cuda.find_cuts(histogram, masks, unit, numbers, counts, seeds)
     best = jnp.max(cuts.gain, axis=1)
     every = jnp.arange(masks.shape[1], dtype=jnp.int32)
@@ -135,8 +137,15 @@ def needs_counts(limits: TreeLimits) -> Bool[Array, ""]:
 
     A child without rows gives no gain, so that a minimum of 1 needs no counts.
     """
-    draws = jnp.asarray(limits.rows_per_threshold) > 0
-    return (jnp.asarray(limits.min_child_samples) > 1) | draws
+    if limits.rows_per_threshold is not None:
+        return jnp.asarray(True)
+    return jnp.asarray(limits.min_child_samples) > 1
+
+
+def count_per_threshold(limits: TreeLimits) -> Int32[Array, ""]:
+    """Returns ``rows_per_threshold`` as kernels take it: 0 if all are tried."""
+    per = limits.rows_per_threshold
+    return jnp.int32(0) if per is None else jnp.asarray(per, jnp.int32)
 
 
 def sample_features(

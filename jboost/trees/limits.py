@@ -32,7 +32,7 @@ class TreeLimits(NamedTuple):
       num_features: number of columns of the codes that are features; the columns
         after them are padding. None: all.
       rows_per_threshold: rows of a node per threshold that it tries for each feature;
-        0: try all thresholds.
+        None or 0: try all thresholds.
     """
 
     l2: Float[Array, ""] | float = 1.0
@@ -48,7 +48,7 @@ class TreeLimits(NamedTuple):
     max_bins: Int32[Array, ""] | int = 256
     categories: CategoryLimits | None = None
     num_features: Int32[ArrayLike, ""] | None = None
-    rows_per_threshold: Int32[ArrayLike, ""] | int = 0
+    rows_per_threshold: Int32[ArrayLike, ""] | None = None
 
 
 def count_in(limits: TreeLimits, unit: Float[ArrayLike, ""]) -> TreeLimits:
@@ -93,8 +93,7 @@ def limit_categories(categories, max_onehot):
     traced = isinstance(codes, Tracer)
     num_codes: Any = jnp.max(codes, axis=1) if traced else np.max(codes, axis=1)
     features: Any = np.array(categories.features, np.int32)
-    most: Any = max_onehot if isinstance(max_onehot, Tracer) else np.int32(max_onehot)
-    return CategoryLimits(features, num_codes, most)
+    return CategoryLimits(features, num_codes, as_int(max_onehot))
 
 
 def as_float(number) -> Any:
@@ -102,6 +101,13 @@ def as_float(number) -> Any:
     if isinstance(number, jax.Array):
         return number.astype(jnp.float32)
     return np.float32(number)
+
+
+def as_int(number) -> Any:
+    """Converts to int32, as :func:`as_float` does."""
+    return (
+        number.astype(jnp.int32) if isinstance(number, jax.Array) else np.int32(number)
+    )
 
 
 def find_scale(unit: Float[Array, "2"]) -> Float[Array, ""]:

@@ -29,6 +29,7 @@ from jboost.trees.levels import least_samples
 from jboost.trees.limits import (
     TreeLimits,
     as_float,
+    as_int,
     find_scale,
     limit_categories,
     limit_values,
@@ -108,7 +109,7 @@ def make_limits(
         min_child_samples = np.int32(min_child_samples)
     if not isinstance(rows_per_threshold, Tracer):
         checks.check_integer("rows_per_threshold", rows_per_threshold, least=0)
-        rows_per_threshold = np.int32(rows_per_threshold)
+    draws = isinstance(rows_per_threshold, Tracer) or rows_per_threshold > 0
     shares: dict[str, Any] = dict(
         colsample_bytree=colsample_bytree, colsample_bylevel=colsample_bylevel,
         colsample_bynode=colsample_bynode,
@@ -125,7 +126,7 @@ def make_limits(
         **{name: as_float(share) for name, share in shares.items()},
         values=limit_values(l1, max_delta_step, signs, num_features),
         groups=groups,
-        rows_per_threshold=rows_per_threshold,
+        rows_per_threshold=as_int(rows_per_threshold) if draws else None,
     )
 
 
