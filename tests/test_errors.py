@@ -222,7 +222,7 @@ WORDS = {
         "share_structure": "'auto', True or False",
         "learning_rate": "a number > 0.0 or a schedule, round -> number",
         "max_leaves": "an integer from 2 to 2147483647 or None",
-        "early_stopping_rounds": "an integer from 1 to 2147483647 or None",
+        "early_stopping_rounds": "an integer from 1 to 2147483647, None or 'auto'",
         "absent": r"one of \('missing', 'zero'\) or None",
         "curvature": "one of .* or a function .*",
     }.items()
@@ -292,8 +292,8 @@ OTHERS = {
         r"leaf_solver='median_step' needs .*second derivative.* by 'newton'",
     ),
     "stopping without validation": (
-        dict(early_stopping_rounds=3), ValueError,
-        r"early_stopping_rounds needs validation",
+        dict(x=X[:1], y=Y[:1], early_stopping_rounds=3), ValueError,
+        r"early_stopping_rounds needs validation.* too few rows",
     ),
     "stopping after nothing": (
         dict(early_stopping_rounds=0, validation=(X, Y)), ValueError,

@@ -16,8 +16,9 @@ from jboost.boosting.method import make_method
 from jboost.boosting.settings import (
     BoostSettings,
     FitSettings,
+    HoldOutSettings,
     RoundSettings,
-    TableSettings,
+    StudySettings,
     declared,
     read_settings,
 )
@@ -39,6 +40,7 @@ OTHERS = dict(
     curvature="absolute", leaf_solver="guarded", num_rounds=1, init_score=1.0,
     absent="zero", categorical=[1], early_stopping_rounds=5, num_scores=1, seed=3,
     share_structure=True, leaf_rows="sample", rows_per_threshold=5, parent_rows=2.5,
+    validation_fraction=0.3, refit=False,
 )  # fmt: skip
 SORTED = dict(candidates="local", candidate_weights="curvature")  # refuse categories
 
@@ -49,25 +51,23 @@ def defaults(function):
 
 
 @pytest.mark.parametrize(
-    ("function", "names"),
+    ("function", "kind"),
     [
-        (jb.fit, EVERY), (jb.cross_validate, EVERY), (jb.sweep, EVERY),
-        (jb.boost, {*declared(BoostSettings)}),
-        (jb.boost_step, {*declared(RoundSettings)}),
-        (JBoostRegressor, {*declared(TableSettings)}),
-        (JBoostClassifier, {*declared(TableSettings)}),
+        (jb.fit, FitSettings), (jb.cross_validate, StudySettings),
+        (jb.sweep, StudySettings), (jb.boost, BoostSettings),
+        (jb.boost_step, RoundSettings), (JBoostRegressor, HoldOutSettings),
+        (JBoostClassifier, HoldOutSettings),
     ],
     ids=lambda each: getattr(each, "__name__", ""),
 )  # fmt: skip
-def test_names_and_defaults_are_those_declared(function, names):
+def test_names_and_defaults_are_those_declared(function, kind):
     found = defaults(function)
-    everything = declared(FitSettings)
-    shared = {name: found[name] for name in everything if name in found}
+    shared = {name: found[name] for name in EVERY if name in found}
+    expected = {name: each.default for name, each in declared(kind).items()}
     if isinstance(function, type):
-        assert shared.pop("absent") == "zero"  # as scikit-learn reads sparse matrices
-        names = names - {"absent"}
-    assert shared == {name: everything[name].default for name in names}
-    for name in names:
+        expected["absent"] = "zero"  # as scikit-learn reads sparse matrices
+    assert shared == expected
+    for name in expected:
         assert re.search(rf"^ +{name}: ", function.__doc__, re.M), name
 
 
@@ -114,8 +114,12 @@ def fingerprint(tmp_path_factory):
 
 
 def test_every_setting_is_in_a_checkpoint(fingerprint):
-    """Rates are stored round by round; scores show in the digests of the data."""
+    """Rates are stored round by round; scores show in the digests of the data.
+
+    So do the weights of rows that are held out; a refit comes after the rounds.
+    """
     elsewhere = {"learning_rate", "num_rounds", "num_scores"}
+    elsewhere |= {"validation_fraction", "refit"}
     assert EVERY - elsewhere <= {*fingerprint}
 
 

@@ -77,7 +77,7 @@ from jboost.objective.retracing import trace_loss_once
 from jboost.objective.tracing import TracedLoss
 from jboost.tables.categories import Categories
 from jboost.tables.domains import check_domain, warn_of_rounding
-from jboost.tables.offsets import check_offset
+from jboost.tables.frames import check_offset
 from jboost.tables.targets import check_targets, check_weights
 from jboost.trees.tree import BoostedTrees, LeafSums, Tree
 

@@ -138,11 +138,19 @@ def _improvements(loss, constants, data, rows, before, after):
 
 
 def add_to_sets(
-    trees: Tree, sets: tuple[Data, ...], set_steps: tuple[Float[Array, "K N"], ...]
-) -> tuple[Float[Array, "K N"], ...]:
-    """Returns the steps of the validation sets after the K trees of a round."""
-    pairs = zip(sets, set_steps, strict=True)
-    return tuple(add_tree(trees, rows.codes, steps) for rows, steps in pairs)
+    trees: Tree,
+    sets: tuple[Data, ...],
+    set_steps: tuple[Float[Array, "K _"], ...],
+    steps: Float[Array, "K N"],
+) -> tuple[Float[Array, "K _"], ...]:
+    """Returns the steps of the validation sets after the K trees of a round.
+
+    ``steps`` are those of the training rows; sets without codes share them.
+    """
+    return tuple(
+        steps if rows.codes is None else add_tree(trees, rows.codes, before)
+        for rows, before in zip(sets, set_steps, strict=True)
+    )
 
 
 def add_tree(tree: Tree, codes: Codes, steps: Float[Array, "K N"]):

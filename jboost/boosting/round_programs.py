@@ -285,7 +285,7 @@ def grow(
             state, plan, add_values(state.steps, trees.leaf_value, leaf)
         )
         after = after._replace(start=None)
-        new_steps = add_to_sets(trees, sets, set_steps)
+        new_steps = add_to_sets(trees, sets, set_steps, after.steps)
         words = _store(words, pack(trees), entry)
     rest: Any = plan.for_leaves._replace(gradient=None, curvature=None)
     nothing: Any = None
@@ -394,7 +394,7 @@ def finish(
         )
         words = _store(words, pack(trees), entry)
         steps = add_values(state.steps, trees.leaf_value, grown.leaf)
-        set_steps = add_to_sets(trees, sets, set_steps)
+        set_steps = add_to_sets(trees, sets, set_steps, steps)
     else:
         assert grown.state is not None and grown.set_steps is not None
         steps, set_steps = grown.state.steps, grown.set_steps

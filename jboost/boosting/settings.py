@@ -69,6 +69,8 @@ Count = jax.Array | np.integer | int
 F = TypeVar("F", bound=Callable[..., Any])
 
 _MOST_DEPTH = 20  # a heap of 2^20 leaves
+_MOST_ROUNDS, _PATIENCE = 1000, 50  # with early stopping
+_FIXED_ROUNDS = 100  # without
 _INF = float("inf")
 _MARK = "{settings}"  # where a docstring lists them
 
@@ -125,6 +127,15 @@ def _or(word: str | None, check: Callable[..., Any]) -> Callable[[str, Any], Any
     return read
 
 
+def _check_patience(name: str, value: Any) -> Any:
+    if value is None or (isinstance(value, str) and value == "auto"):
+        return value
+    try:
+        return checks.check_integer(name, value, least=1, also=", None or 'auto'")
+    except TypeError as error:
+        raise (ValueError if isinstance(value, str) else TypeError)(error) from None
+
+
 def _unless_traced(check: Callable[[str, Any], Any]) -> Callable[[str, Any], Any]:
     """Returns a check that leaves out traced numbers, which are not known yet."""
     return lambda name, value: (
@@ -140,7 +151,7 @@ def _check_curvature(name: str, value: Any) -> Any:
     return checks.check_word(name, value, get_args(Policy), also=also)
 
 
-def _check_sharing(name: str, value: Any) -> Any:
+def _check_auto_flag(name: str, value: Any) -> Any:
     if isinstance(value, str) and value == "auto":
         return value
     if not isinstance(value, bool | np.bool_):
@@ -304,7 +315,7 @@ class RoundSettings(LeafSettings, total=False):
         "the most codes of a feature that splits off one category at a time",
         "Such splits do not shrink the means of categories by the noise of their "
         "rows.")]
-    share_structure: Annotated[bool | str, Setting("auto", _check_sharing, "Loss",
+    share_structure: Annotated[bool | str, Setting("auto", _check_auto_flag, "Loss",
         "whether one tree serves all K scores of a round, with K values in each leaf",
         "`\"auto\"`: for three scores or more if the learning rates sum to 30 over all "
         "rounds (300 rounds at 0.1), unless `leaf_solver`, `monotone` or absolute "
@@ -316,8 +327,6 @@ class RoundSettings(LeafSettings, total=False):
 class RunSettings(RoundSettings, total=False):
     """The hyperparameters of a run of one or more scores."""
 
-    num_rounds: Annotated[int, Setting(100, _integer(0), "Trees",
-        "rounds of boosting; each grows a tree for every score")]
     # Checked with num_scores, in jboost.boosting.method.initial_scores.
     init_score: Annotated[Any, _traced("auto", None, "Loss",
         "the score where training starts: auto, median, or one or K numbers",
@@ -327,8 +336,8 @@ class RunSettings(RoundSettings, total=False):
         "targets, for a loss that is least at the target).")]
 
 
-class BoostSettings(RunSettings, total=False):
-    """The hyperparameters of ``boost``."""
+class ScoreSettings(RunSettings, total=False):
+    """The hyperparameters of a run with a given number of scores."""
 
     num_scores: Annotated[int, Setting(1, _integer(1), "Loss",
         "K, the scores of a row",
@@ -337,9 +346,24 @@ class BoostSettings(RunSettings, total=False):
         "column of y [N, K]; 1 then means K.")]
 
 
+class BoostSettings(ScoreSettings, total=False):
+    """The hyperparameters of ``boost``."""
+
+    num_rounds: Annotated[int, Setting(100, _integer(0), "Trees",
+        "rounds of boosting; each grows a tree for every score")]
+
+
 class TableSettings(RunSettings, total=False):
     """The hyperparameters of a run on raw tables; the estimators have them all."""
 
+    num_rounds: Annotated[Any, Setting("auto", _or("auto", _integer(0)), "Trees",
+        "rounds of boosting, each of which grows a tree for every score; auto: until "
+        "the loss of held-out rows no longer falls",
+        "`\"auto\"`: at most 1,000 rounds, with early stopping after 50 without "
+        "improvement on `validation` or, without it, on held-out rows (see "
+        "`validation_fraction`). 100 rounds where no rows can be held out: for "
+        "streams, runs that continue a model, and fewer than 50 rows. "
+        "`cross_validate` and `sweep` stop by the mean over the folds.")]
     absent: Annotated[Absent | None, Setting(None, _or(None, _one_of(Absent)), "Data",
         "the meaning of entries that a sparse matrix does not store: missing or zero",
         "The result is that of the dense matrix with NaN (`\"missing\"`: they take the "
@@ -362,18 +386,41 @@ class TableSettings(RunSettings, total=False):
         "treated as missing; if unseen in a node, they follow its missing values. Not "
         "with sparse x, streams, `candidates` other than `\"global\"` or "
         "`candidate_weights=\"curvature\"`, nor with `monotone` signs on them.")]
-    early_stopping_rounds: Annotated[int | None, Setting(
-        None, _or(None, _integer(1)), "Validation and stopping",
-        "stop after this number of rounds without improvement",
-        "Compares the first validation set's loss, or the criterion `by`; the model "
-        "is then that of the best round.")]
+    early_stopping_rounds: Annotated[Any, Setting(
+        "auto", _check_patience, "Validation and stopping",
+        "stop after this number of rounds without improvement; None: never; auto: 50 "
+        "with `num_rounds=\"auto\"`, else None",
+        "Compares the loss of the first validation set or, without one, of held-out "
+        "rows, or the criterion `by`; the model is then that of the best round.")]
 
 
-class FitSettings(TableSettings, BoostSettings, total=False):
-    """All hyperparameters: those of ``fit``, ``cross_validate`` and ``sweep``."""
+class HoldOutSettings(TableSettings, total=False):
+    """The hyperparameters of an estimator: of a run that may hold out rows itself."""
+
+    validation_fraction: Annotated[float, Setting(
+        0.2, _number(above=0.0, below=1.0), "Validation and stopping",
+        "the share of rows that early stopping holds out where there is no validation "
+        "set",
+        "Drawn by `seed`: whole groups if `groups` are ids; where the targets have few "
+        "different values, such as classes, the same share of each value. Rows of "
+        "weight 0 do not count.")]
+    refit: Annotated[bool | str, Setting("auto", _check_auto_flag,
+        "Validation and stopping",
+        "whether leaf values are at last fitted to all rows, those held out included",
+        "Splits, and the number of rounds, stay; the leaf values of all rounds are "
+        "computed again, in order (`jboost.refit`). `\"auto\"`: yes if rows were held "
+        "out without `validation`. Losses in `history` are those before.")]
+
+
+class StudySettings(TableSettings, ScoreSettings, total=False):
+    """The hyperparameters of ``cross_validate`` and ``sweep``."""
 
     seed: Annotated[int, _traced(0, _integer(0, 2**32 - 1), "Sampling",
         "seed of everything random")]
+
+
+class FitSettings(HoldOutSettings, StudySettings, total=False):
+    """All hyperparameters: those of ``fit``."""
 # fmt: on
 
 
@@ -398,11 +445,39 @@ class Settings:
 
     def replace(self, **changes: Any) -> "Settings":
         """Returns the settings with some values changed, and checked again."""
-        return read_settings({**self.values, **changes})
+        return read_settings({**self.values, **changes}, FitSettings)
 
     def with_scores(self, loss: Any, y: Any) -> "Settings":
         """Returns the settings with the number of scores that these targets need."""
         return self.replace(num_scores=count_scores(loss, y, self.num_scores))
+
+    def with_rounds(self, stops: bool) -> "Settings":
+        """Returns the settings with numbers in place of "auto" rounds.
+
+        ``stops``: whether rounds can be compared on rows that are held out.
+        """
+        rounds, patience = self.num_rounds, self.early_stopping_rounds
+        if rounds == "auto" and patience is None:
+            raise ValueError(
+                "num_rounds must be a number if early_stopping_rounds is None, got "
+                "'auto'"
+            )
+        if patience == "auto":
+            patience = _PATIENCE if rounds == "auto" and stops else None
+        if rounds == "auto":
+            rounds = _MOST_ROUNDS if stops else _FIXED_ROUNDS
+        return self.replace(num_rounds=rounds, early_stopping_rounds=patience)
+
+    @property
+    def refits(self) -> bool:
+        """Whether leaf values are fitted to all rows after some were held out.
+
+        "auto" does not where that would break ``monotone`` constraints, or undo leaf
+        values of samples.
+        """
+        if self.refit != "auto":
+            return bool(self.refit)
+        return self.monotone is None and self.leaf_rows == "all"
 
     @property
     def own_curvature(self) -> Any:
@@ -421,13 +496,14 @@ class Settings:
         return self.candidates != "global" or self.candidate_weights != "samples"
 
 
-def read_settings(given: Mapping[str, Any]) -> Settings:
+def read_settings(given: Mapping[str, Any], kind: type = BoostSettings) -> Settings:
     """Checks all settings as far as possible without data.
 
-    Names that are not declared are left out; defaults are filled in.
+    Names that are not declared are left out; defaults are filled in, those of ``kind``
+    first.
     """
     values = {}
-    for name, setting in declared(FitSettings).items():
+    for name, setting in {**declared(FitSettings), **declared(kind)}.items():
         value = given.get(name, setting.default)
         values[name] = setting.check(name, value) if setting.check else value
     settings = Settings(values)

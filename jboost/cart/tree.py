@@ -18,8 +18,7 @@ from jboost.model.predicting import leaf_indices
 from jboost.model.regression_tree import RegressionTree
 from jboost.model.sorting import find_parents
 from jboost.tables.domains import warn_of_collisions
-from jboost.tables.frames import read_frame, read_values
-from jboost.tables.offsets import check_finite
+from jboost.tables.frames import check_finite, read_frame, read_values
 from jboost.tables.targets import check_targets, check_weights
 
 _DEEPEST = 2**31 - 1  # the limit for max_depth=None

@@ -22,9 +22,8 @@ from jboost.model.preparing import check_columns
 from jboost.model.sorting import name_values
 from jboost.model.wide_thresholds import warn_of_float32
 from jboost.tables.columns import is_gap
-from jboost.tables.frames import read_frame
+from jboost.tables.frames import read_frame, read_offset
 from jboost.tables.groups import list_orders
-from jboost.tables.offsets import read_offset
 from jboost.tables.targets import check_weights
 
 DependenceKind = Literal["average", "individual", "both"]

@@ -39,7 +39,7 @@ from jboost.model.sparse_blocks import keep_used_features, run_in_blocks
 from jboost.model.wide_thresholds import match_wide
 from jboost.numerics.arrays import flush_denormals
 from jboost.tables.categories import goes_left
-from jboost.tables.offsets import read_offset
+from jboost.tables.frames import read_offset
 from jboost.tables.sparse import is_sparse
 
 _BLOCK_CELLS = 2**21  # numbers in one array of a block of rows: 8 MiB

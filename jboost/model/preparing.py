@@ -29,8 +29,7 @@ from jboost.model.scores import make_ready
 from jboost.model.wide_thresholds import match_wide
 from jboost.numerics.arrays import pad_rows, padded_size
 from jboost.tables.categories import check_values
-from jboost.tables.frames import read_frame
-from jboost.tables.offsets import read_offset
+from jboost.tables.frames import read_frame, read_offset
 
 _FEW_NODES, _FEW_LEVELS = 64, 8  # smallest sizes of a padded single tree
 

@@ -23,7 +23,7 @@ from jboost.model.scores import make_ready
 from jboost.model.wide_thresholds import match_wide
 from jboost.numerics.arrays import padded_size
 from jboost.tables.categories import Categories
-from jboost.tables.offsets import read_offset
+from jboost.tables.frames import read_offset
 from jboost.tables.sparse import check_gaps, read_rows
 
 _BLOCK_CELLS = 2**21  # numbers in a block: 8 MiB

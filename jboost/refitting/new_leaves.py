@@ -6,57 +6,36 @@ those that training would fit at the same leaves, one round after the other.
 """
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any, NamedTuple, Unpack
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, ArrayLike, Float, Int32, Shaped
+from jaxtyping import ArrayLike, Shaped
 
 from jboost import losses
-from jboost.boosting.derivatives import (
-    RoundPlan,
-    choose_scaling,
-    differentiate,
-    start_round,
-)
-from jboost.boosting.method import initial_scores, make_method
-from jboost.boosting.round import (
-    add_trees,
-    fit_trees,
-    map_scores,
-    shaping_limits,
-    sum_leaves,
-    sum_shared_leaves,
-)
+from jboost.boosting.groups import check_first_group, place_groups, read_groups
+from jboost.boosting.method import initial_scores
 from jboost.boosting.settings import (
     LeafSettings,
-    Settings,
     learning_rates,
     read_settings,
     takes_settings,
 )
-from jboost.boosting.state import Arrays, BoostState, Problem, Static
-from jboost.codes.codes import DenseCodes
 from jboost.entry import checks
 from jboost.entry.arguments import explain_arguments
 from jboost.entry.decorators import on_host
-from jboost.entry.programs import FULL, compiled
 from jboost.kernels.library import resolve_implementation, takes_implementation
 from jboost.model.ensemble import Ensemble, check_model
-from jboost.objective.faults import warn_of_lost_rows
-from jboost.objective.tracing import trace_loss
-from jboost.refitting.model_rows import (
-    ModelRows,
-    find_leaves,
-    read_rows,
-    rounds_at_once,
-)
-from jboost.training.chunks import Job, open_bar
-from jboost.training.rows import PaddedRows
+from jboost.tables.categories import check_values, describe_column, encode
+from jboost.tables.domains import check_domain, warn_of_collisions
+from jboost.tables.frames import read_frame
+from jboost.tables.sparse import is_sparse
+from jboost.tables.targets import check_weights
+from jboost.training.chunks import Job
+from jboost.training.leaf_rounds import mix, refit_rounds
+from jboost.training.preparing import make_problem, prepare_job_groups
+from jboost.training.request import may_pad_rows
+from jboost.training.rows import PaddedRows, put_rows
 from jboost.training.starting import start
-from jboost.trees.tree import LeafSums, Tree
 
 
 @explain_arguments
@@ -71,6 +50,7 @@ def refit(
     *,
     sample_weight: Shaped[ArrayLike, " N"] | None = None,
     offset: Shaped[ArrayLike, "N *K"] | None = None,
+    groups: Any = None,
     decay: float = 0.0,
     init_score: Any = "auto",
     progress: bool = False,
@@ -101,10 +81,11 @@ def refit(
         estimator, its ``model_``.
       x, y: the rows, as for :func:`jboost.fit`, with the columns and
         categories of the model. Dense or sparse; not a stream.
-      loss: ``loss(score, target) -> scalar`` for one row. It may be another one than in
-        training, with the same number of scores K.
+      loss: the loss, of one row or of a group, as for :func:`jboost.fit`. It may be
+        another one than in training, with the same number of scores K.
       sample_weight: row weights [N], >= 0.
       offset: numbers [N] or [N, K], added to the score.
+      groups: the groups of the rows, for a loss of groups.
       decay: the share of the old values that is kept, from 0 (only the rows count) to 1
         (nothing changes).
       init_score: the new initial score: "auto" for the argmin of the weighted loss,
@@ -147,163 +128,104 @@ def refit(
     )  # fmt: skip
     rates = np.asarray(learning_rates(chosen.learning_rate, model.num_rounds))
     begin = initial_scores(chosen)
-    padded = not isinstance(loss, losses.Adaptive)
-    rows = read_rows(model, (x, y, sample_weight, offset), loss, padded)
-    with resolve_implementation(rows.rows.data.weights):
-        job = Job(_make_problem(chosen, loss, rows.rows), rates, rows.rows, {}, {}, {})
+    padded = may_pad_rows(loss, groups)
+    x, rows = read_rows(model, (x, y, sample_weight, offset), loss, padded, groups)
+    with resolve_implementation(rows.data.weights):
+        problem = make_problem(chosen, loss, rows, None)
+        if problem.loss.coupled:
+            problem, _ = prepare_job_groups(problem, {})
+        job = Job(problem, rates, rows, {}, {}, {})
         state, _ = start(job, begin, seed=0)
         if decay > 0:
-            mixed = _mix(decay, model.init_score, state.init_score)
+            mixed = mix(decay, model.init_score, state.init_score)
             state, _ = start(job, mixed.reshape(-1), seed=0)
-        return _refit_rounds(model, rows, job, state, decay, progress)
+        return refit_rounds(model, x, job, state, decay, progress)
 
 
-def _make_problem(settings: Settings, loss: Any, rows: PaddedRows) -> Problem:
-    """Traces the loss for the rows, and sorts the settings."""
-    num_rows = len(rows.data.weights)
-    traced, constants = trace_loss(loss, rows.data.targets, settings.num_scores)
-    no_features: Any = np.zeros((0, num_rows), np.uint8)  # the leaves are known
-    method, numbers = make_method(
-        settings,
-        traced,
-        DenseCodes(no_features),
-        num_rows=num_rows,
-        uniform=False,
-        max_bins=settings.max_bins,
-        num_features=0,
-        categories=None,
-    )
-    return Problem(Static(traced, method), Arrays(constants, numbers, rows.data))
+class ModelRows(NamedTuple):
+    """Rows on the device, and the table that determines their leaves.
+
+    Attributes:
+      x: a matrix with the columns of the model; the table as it was passed if it is
+        sparse, or if the model compares columns in float64.
+      rows: the rows on the device, without codes.
+    """
+
+    x: Any
+    rows: PaddedRows
 
 
-def _refit_rounds(model, rows: ModelRows, job, state, decay, progress):
-    """Returns the model with the leaf values of all its rounds."""
-    step = rounds_at_once(rows)
-    run = compiled(_refit_chunk, job.problem.static, effort=FULL)
-    old: Any = np.asarray(model.leaf_value)
-    none, no_l2 = old[:0], old[:0, :, 0]
-    parts = [Refitted(none, LeafSums(none, none, none, no_l2))]  # no rounds
-    first, before = 0, np.asarray(state.lost)
-    with open_bar(model.num_rounds, progress) as bar:
-        for leaves in find_leaves(model, rows):
-            count = len(leaves)
-            chunk = [_fill(a, step) for a in (job.rates[first:], leaves, old[first:])]
-            state, found = run(
-                job.problem.arrays, np.float32(decay), np.int32(count), *chunk, state
-            )
-            found = jax.tree.map(lambda a, n=count: np.asarray(a)[:n], found)
-            bad = ~np.isfinite(found.leaf_value).all(axis=(1, 2))
-            if bad.any():
-                raise ValueError(
-                    f"the leaf values of round {first + int(np.argmax(bad))} became "
-                    "infinite or NaN: the loss diverges, or its gradient is NaN where "
-                    "its value is finite; use a smaller learning_rate, or a larger "
-                    "decay or l2"
-                )
-            before = _check_lost(before, state, rows.rows)
-            parts.append(found)
-            first += count
-            bar.update(count)
-    joined: Any = jax.tree.map(lambda *arrays: np.concatenate(arrays), *parts)
-    return replace(
-        model,
-        leaf_value=jax.device_put(joined.leaf_value),
-        sums=LeafSums(*jax.device_put(tuple(joined.sums))),
-        init_score=state.init_score,
-    )
+def read_rows(
+    model: Ensemble,
+    parts: tuple[Any, Any, Any, Any],
+    loss: Any,
+    padded: bool,
+    groups: Any = None,
+    prefix: str = "",
+    *,
+    held: bool = False,
+) -> ModelRows:
+    """Checks rows against the model and the loss, and puts them on the device.
 
+    Args:
+      parts: x, y, sample_weight, offset; the last two may be None.
+      loss: the loss; the targets must be in its domain.
+      padded: whether rows may be padded.
+      groups: the groups of the rows, for a loss of groups.
+      prefix: the prefix of argument names in errors.
+      held: whether the rows are held out, and may have categories that the model lacks.
 
-class Refitted(NamedTuple):
-    """New values of the leaves of some rounds, and the sums that they come from."""
-
-    leaf_value: Float[Array, "R K L"]
-    sums: LeafSums
-
-
-def _fill(array, length):
-    """Returns the first entries; zeros follow if there are fewer."""
-    array = array[:length]
-    short = length - len(array)
-    return np.pad(array, ((0, short), *((0, 0),) * (array.ndim - 1)))
-
-
-def _check_lost(before, state, rows: PaddedRows):
-    """Warns of rows without derivatives; raises if they are all."""
-    after, size = np.asarray(state.lost), int(np.count_nonzero(rows.real[1]))
-    if after[1] >= size:
+    Raises:
+      TypeError, ValueError: the rows do not suit the model or the loss.
+    """
+    x, y, weights, offset = parts
+    frame = read_frame(
+        x, f"{prefix}x", schema=model.schema, sparse=True,
+        categorical=model.categories is not None, extend=not held,
+    )  # fmt: skip
+    matrix, num_scores = frame.matrix, model.num_scores
+    if matrix.shape[1] != model.num_features:
         raise ValueError(
-            f"the leaf values of round {after[0] - 1} became so large that no row has "
-            "finite derivatives: the loss diverges; use a smaller learning_rate, or a "
-            "larger decay or l2"
+            f"{prefix}x must have {model.num_features} columns, as the model was "
+            f"trained on, got {matrix.shape[1]}"
         )
-    warn_of_lost_rows(before, after, size)
-    return after
+    if y is None:
+        raise ValueError(f"{prefix}y must be given, got None")
+    wide = model.wide_threshold is not None
+    if not wide:
+        warn_of_collisions(x)
+    size = matrix.shape[0]
+    if weights is not None:
+        weights = check_weights(weights, size, f"{prefix}sample_weight")
+    if model.categories is not None and not held:
+        _check_known(model, frame, weights)
+    given, factors = read_groups(groups, loss, weights, size, prefix)
+    rows = put_rows(size, y, factors, offset, num_scores, padded, prefix)
+    if given is not None:
+        check_first_group(
+            loss, given, rows.real[0], num_scores, given.weights is not None
+        )
+        placed = place_groups(given, len(rows.data.weights))
+        rows = rows._replace(data=rows.data._replace(groups=placed))
+    check_domain(loss, rows.data.targets, rows.data.weights, num_scores, f"{prefix}y")
+    return ModelRows(x if wide or is_sparse(x) else matrix, rows)
 
 
-def _mix(decay, old, new):
-    # Without decay to the bit, with the sign of a zero.
-    return jnp.where(decay > 0, decay * old + (1 - decay) * new, new)
-
-
-def _refit_chunk(static, arrays, decay, count, rates, leaves, old, state):
-    """Refits the first ``count`` of some rounds, traced."""
-    problem = Problem(static, arrays)
-
-    def one_round(number, carry):
-        state, found = carry
-        parts = rates[number], leaves[number], old[number]
-        state, trees = _refit_round(problem, decay, *parts, state)
-
-        def store(buffer, value):
-            return jax.lax.dynamic_update_index_in_dim(buffer, value, number, 0)
-
-        assert trees.sums is not None
-        new = Refitted(trees.leaf_value, trees.sums)
-        return state, jax.tree.map(store, found, new)
-
-    zeros = jnp.zeros_like(old)
-    sums = LeafSums(zeros, zeros, zeros, jnp.zeros(old.shape[:2], jnp.float32))
-    return jax.lax.fori_loop(0, count, one_round, (state, Refitted(zeros, sums)))
-
-
-def _refit_round(
-    problem: Problem,
-    decay: Float[Array, ""],
-    learning_rate: Float[Array, ""],
-    leaf: Int32[Array, "S N"],
-    old: Float[Array, "K L"],
-    state: BoostState,
-) -> tuple[BoostState, Tree]:
-    """Makes one round as training does, with the leaf of every row given."""
-    state, raw = differentiate(problem, state)
-    plan = start_round(problem, choose_scaling(problem), state, raw)
-    trees = _sum_old_leaves(problem, plan, leaf, old)
-    pointed = state.pointed
-    trees = fit_trees(problem, learning_rate, state, plan, trees, leaf, pointed)
-    assert trees.sums is not None
-    mixed = _mix(decay, old, trees.leaf_value)
-    trees = trees._replace(leaf_value=jnp.where(trees.sums.weight > 0, mixed, old))
-    return add_trees(problem, state, plan, trees, leaf), trees
-
-
-def _sum_old_leaves(problem: Problem, plan: RoundPlan, leaf: Any, old: Any) -> Tree:
-    """Returns the trees of a round with the sums of their leaves."""
-    if problem.method.share_structure:
-        tree = _bare_tree(old[0], plan.limits._replace(values=None))
-        return sum_shared_leaves(problem.data, plan, tree, leaf[0])
-
-    def sum_tree(parts):
-        leaf, old, task = parts
-        tree = _bare_tree(old, shaping_limits(plan, task))
-        return sum_leaves(problem, plan, task, tree, leaf)
-
-    return map_scores(sum_tree, (leaf, old, plan.trees()))
-
-
-def _bare_tree(values, limits):
-    """Returns a tree without splits, for functions that read only its leaves."""
-    none: Any = None
-    bounds = None
-    if limits.values is not None:
-        bounds = jnp.broadcast_to(limits.values.bounds, (len(values), 2))
-    return Tree(none, none, none, values, bounds=bounds)
+def _check_known(model, frame, weights):
+    """Raises for categories that the model lacks, in rows of positive weight."""
+    categories, names = model.categories, model.feature_names
+    check_values(frame.matrix, categories.features, "x", names)
+    used = slice(None) if weights is None else np.asarray(weights) > 0
+    matrix = np.asarray(frame.matrix)[used]
+    unseen = np.isnan(encode(categories, matrix)) & ~np.isnan(matrix)
+    for feature in categories.features:
+        numbers = np.unique(matrix[unseen[:, feature], feature]).astype(int)
+        if len(numbers):
+            values = frame.categories and frame.categories[feature]
+            found = [n if values is None else values[n] for n in numbers[:5].tolist()]
+            raise ValueError(
+                "x must have the categories of the model in "
+                f"{describe_column(feature, names)}, whose splits know no others, got "
+                f"{found}; train new rounds with jb.fit(x, y, model=model), or replace "
+                "them by missing values, which the model takes them for"
+            )

@@ -32,9 +32,10 @@ from jboost.objective.evaluation import with_scores_first
 from jboost.objective.faults import describe_lost_slope
 from jboost.objective.jaxprs import Program, trace_program
 from jboost.objective.tracing import trace_loss
-from jboost.refitting.model_rows import ModelRows, find_leaves, read_rows
+from jboost.refitting.new_leaves import ModelRows, read_rows
 from jboost.tables.targets import match_targets
 from jboost.training.chunks import move_bar, open_bar, pace_rounds
+from jboost.training.leaf_rounds import find_leaves
 from jboost.training.rows import name_sets
 from jboost.trees.leaf_operations import add_values
 
@@ -306,7 +307,7 @@ def _read_parts(model, loss, x, y, sample_weight, offset, validation):
                 f"{label} must be (x, y, sample_weight, offset) with an offset if and "
                 "only if refine is given one (sample_weight may be None)"
             )
-        held = read_rows(model, given, loss, True, f"{label} ", held=True)
+        held = read_rows(model, given, loss, True, None, f"{label} ", held=True)
         data, known = held.rows.data, train.rows.data.targets
         targets = match_targets(data.targets, known, data.weights, f"{label} y")
         data = data._replace(targets=targets)
@@ -362,7 +363,7 @@ def _make_part(model, given: ModelRows) -> Part:
         (model.num_rounds, model.num_scores, given.rows.offset.shape[1]), small
     )
     first = 0
-    for found in find_leaves(model, given):
+    for found in find_leaves(model, given.x, given.rows):
         leaves[first : first + len(found)] = found  # all scores of a shared tree
         first += len(found)
     init_score = np.asarray(model.init_score).reshape(-1, 1)

@@ -178,6 +178,7 @@ def compare(
         own = {name: value for name, value in point.items() if name not in SWEPT}
         each = point.get("loss", loss)
         bound.append(partial(each, **own) if own else each)
+    settings = settings.with_rounds(stops=True)
     for each in bound:
         settings = settings.with_scores(each, request.rows.y)
     refuse_large_table(request.rows.x, settings)
@@ -246,7 +247,9 @@ def _make_point(
     begin = initial_scores(settings)
     check_domain(loss, data.targets, data.weights, num_scores, "y")
     uniform = not given.weighted and not study.folds.repeated
-    problem = make_problem(settings, loss, given, study.names, uniform=uniform)
+    problem = make_problem(
+        settings, loss, given.rows, given.bins, study.names, uniform=uniform
+    )
     numbers = problem.arrays.numbers
     if numbers.subsample is None:
         # A traced 1: points and calls that differ in subsample share a program.

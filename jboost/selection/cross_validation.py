@@ -16,7 +16,7 @@ from jax.sharding import Mesh
 from jaxtyping import ArrayLike, Bool, Float, Int, Shaped
 
 from jboost import losses
-from jboost.boosting.settings import FitSettings, read_settings, takes_settings
+from jboost.boosting.settings import StudySettings, read_settings, takes_settings
 from jboost.entry import checks
 from jboost.entry.arguments import explain_arguments, hint_argument
 from jboost.entry.decorators import on_host
@@ -108,7 +108,7 @@ def cross_validate(
     mesh: Mesh | None = None,
     implementation: str | None = None,
     return_models: bool = False,
-    **settings: Unpack[FitSettings],
+    **settings: Unpack[StudySettings],
 ) -> CrossValidation:
     """Trains on all folds but one and evaluates on that one, for each fold in turn.
 
@@ -179,7 +179,9 @@ def cross_validate(
         rows, folds, stratify, groups, shuffle, metrics, by, progress, mesh,
         keeps_models=True,
     )  # fmt: skip
-    study, [curve], interrupted = compare(request, loss, [{}], read_settings(settings))
+    study, [curve], interrupted = compare(
+        request, loss, [{}], read_settings(settings, StudySettings)
+    )
     best = curve.best_round()
     mean, error = average(curve.by_fold(study.by.metric))
     models = None
@@ -321,7 +323,7 @@ def sweep(
     feature_names: Sequence[str] | None = None,
     mesh: Mesh | None = None,
     implementation: str | None = None,
-    **settings: Unpack[FitSettings],
+    **settings: Unpack[StudySettings],
 ) -> Sweep:
     """Cross-validates many settings side by side.
 
@@ -382,7 +384,9 @@ def sweep(
         rows, folds, stratify, groups, shuffle, metrics, by, progress, mesh,
         keeps_models=False,
     )  # fmt: skip
-    study, curves, interrupted = compare(request, loss, listed, read_settings(settings))
+    study, curves, interrupted = compare(
+        request, loss, listed, read_settings(settings, StudySettings)
+    )
     most = max(curve.num_rounds for curve in curves)
 
     def stack(pick):

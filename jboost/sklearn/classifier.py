@@ -144,7 +144,7 @@ class JBoostClassifier(ClassifierMixin, Boosting):
             factors = compute_sample_weight(self.class_weight, y)
             weights = factors if weights is None else factors * weights
         rows = (X, self._code(codes), weights, offset)
-        return self._train(rows, sets, self._num_scores, y)
+        return self._train(rows, sets, self._num_scores)
 
     def _fit_indicators(self, X, y, weights, offset, sets):
         y = _check_indicators(y)
@@ -157,7 +157,7 @@ class JBoostClassifier(ClassifierMixin, Boosting):
         self.classes_ = np.arange(y.shape[1])
         self._loss = self._choose_loss()
         rows = (X, self._code(y), weights, offset)
-        return self._train(rows, sets, y.shape[1], None)
+        return self._train(rows, sets, y.shape[1])
 
     def decision_function(self, X: Any, *, offset: Any = None) -> np.ndarray:
         """Returns raw scores: [N], above 0 for the second class, or [N, K].

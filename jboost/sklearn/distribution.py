@@ -107,7 +107,7 @@ class JBoostDistribution(RegressorMixin, Boosting):
         self._loss = losses.likelihood(self._make)
         rows = (X, targets, sample_weight, offset)
         sets = unite_sets(eval_set, eval_X, eval_y)
-        return self._train(rows, sets, num_scores, None)
+        return self._train(rows, sets, num_scores)
 
     def predict_dist(self, X: Any, *, offset: Any = None) -> Any:
         """Returns the distribution of each row, one object with an axis of rows.

@@ -8,14 +8,13 @@ import numpy as np
 from jaxtyping import Array
 from scipy.sparse import csr_array, issparse
 from sklearn.base import BaseEstimator
-from sklearn.model_selection import GroupShuffleSplit, train_test_split
 from sklearn.utils import check_array, check_random_state, column_or_1d
 from sklearn.utils.validation import _num_samples, check_is_fitted, validate_data
 
 from jboost import losses
 from jboost.boosting.settings import (
+    HoldOutSettings,
     Setting,
-    TableSettings,
     declared,
     explain_settings,
     takes_settings,
@@ -29,7 +28,6 @@ from jboost.entry.arguments import (
 from jboost.entry.checks import (
     check_integer,
     check_link,
-    check_number,
     fill_mask,
     refuse_mask,
 )
@@ -37,11 +35,9 @@ from jboost.entry.messages import show
 from jboost.explanation.importance import feature_importance
 from jboost.model.ensemble import Ensemble
 from jboost.model.predicting import leaf_indices, predict, staged_predict
-from jboost.tables.frames import find_frame, read_objects, read_values, refuse_batches
+from jboost.tables.frames import read_objects, refuse_batches
 from jboost.tables.groups import is_table
-from jboost.tables.offsets import check_offset
 from jboost.tables.sparse import Absent, is_sparse, sort_entries
-from jboost.tables.targets import check_weights
 from jboost.training.fitting import fit
 from jboost.training.metrics import By, Metrics, bind_metrics, check_metrics, read_by
 from jboost.training.record import History, TrainingInterrupted
@@ -113,77 +109,6 @@ def make_csr(X: Any) -> Any:
     return csr_array((values, places, starts), shape=shape)
 
 
-def _hold_out(rows, share, seed, num_scores, labels=None):
-    """Splits rows at random; returns those to train on and those to validate on.
-
-    Args:
-      rows: X, targets, weights, offset and groups; None: not given. Groups are not
-        divided.
-      labels: the class of each row; both parts have equal shares of the classes.
-    """
-    check_number("validation_fraction", share, above=0.0, most=1 - 1e-9)
-    X, targets, weights, offset, groups = rows
-    num_rows = len(targets)
-    if weights is not None:
-        weights = np.asarray(check_weights(weights, num_rows, "sample_weight"))
-    if offset is not None:
-        check_offset(offset, num_rows, num_scores)
-        offset = np.asarray(read_values(offset, "offset"))
-    parts = _draw_parts(num_rows, share, seed, labels, groups)
-    if weights is not None and not all(weights[part].any() for part in parts):
-        raise ValueError(
-            f"early_stopping_rounds holds out validation_fraction={share} of the rows "
-            "and needs rows of positive sample_weight among both parts, got "
-            f"{np.count_nonzero(weights)} of {num_rows} rows of positive weight; pass "
-            "eval_set or another random_state"
-        )
-    arrays = (targets, weights, offset, groups)
-    return [
-        (_take_rows(X, part), *(a if a is None else a[part] for a in arrays))
-        for part in parts
-    ]
-
-
-def _take_rows(X, places):
-    """Returns rows of a table: a data frame, or a matrix of any kind."""
-    frame = None if issparse(X) else find_frame(X, "X")
-    if frame is not None:
-        return frame[places].to_native()
-    return (make_csr(X) if issparse(X) else X)[places]  # coo, dia, bsr have no index
-
-
-def _draw_parts(num_rows, share, seed, labels, groups):
-    """Returns the places of the rows to train on, and of those to validate on."""
-    meaning = f"early_stopping_rounds holds out validation_fraction={share}"
-    codes = None
-    if labels is not None:
-        names, codes, counts = np.unique(
-            labels, return_inverse=True, return_counts=True
-        )
-        if counts.min() < 2:
-            raise ValueError(
-                f"{meaning} of the rows of each class and needs at least 2, got 1 of "
-                f"{names.tolist()[counts.argmin()]!r}; pass eval_set"
-            )
-    if groups is not None and np.all(groups == groups[0]):
-        raise ValueError(
-            f"{meaning} of the queries and needs at least 2, got 1; pass eval_set"
-        )
-    places = np.arange(num_rows)
-    try:
-        if groups is None:
-            return train_test_split(
-                places, test_size=share, random_state=seed, stratify=codes
-            )
-        splitter = GroupShuffleSplit(1, test_size=share, random_state=seed)
-        return next(splitter.split(places, groups=groups))
-    except ValueError as error:
-        raise ValueError(
-            f"{meaning} of {num_rows} rows, which cannot be done: "
-            f"{str(error).rstrip('.')}; pass eval_set or another validation_fraction"
-        ) from error
-
-
 _CONTAINERS = "(X, y), (X, y, sample_weight) or (X, y, sample_weight, offset)"
 
 
@@ -192,17 +117,12 @@ def _declare(default: Any, meaning: str) -> Setting:
 
 
 # fmt: off
-class EstimatorSettings(TableSettings, total=False):
+class EstimatorSettings(HoldOutSettings, total=False):
     """The hyperparameters of an estimator; its ``fit`` checks them."""
 
     absent: Annotated[Absent | None, _declare("zero",
         "how entries that a sparse X does not store are read: zero, as in "
         "scikit-learn, or missing")]
-    early_stopping_rounds: Annotated[int | None, _declare(None,
-        "stop after so many rounds without improvement on the first set of "
-        "``eval_set``, or else on held-out rows")]
-    validation_fraction: Annotated[float, _declare(0.1,
-        "the share of rows that early stopping holds out without an ``eval_set``")]
     inverse_link: Annotated[Any, _declare("auto",
         "from the score of a row to its prediction (of a classifier: to the "
         "probability of the second class, or to those of K classes). auto: as the loss "
@@ -224,7 +144,7 @@ class EstimatorSettings(TableSettings, total=False):
 
 
 # Settings that ``jboost.fit`` takes under the same name.
-_PASSED = (*declared(TableSettings), "by", "callbacks", "progress", "implementation")
+_PASSED = (*declared(HoldOutSettings), "by", "callbacks", "progress", "implementation")
 
 # {substitute: names of attributes in other libraries}.
 _INSTEAD = {
@@ -265,8 +185,6 @@ class Boosting(BaseEstimator):
     history_: History
     _loss: Any  # the loss function
     loss: Any
-    early_stopping_rounds: int | None
-    validation_fraction: float
     inverse_link: Any
     metrics: Metrics
     by: By
@@ -355,21 +273,12 @@ class Boosting(BaseEstimator):
         total = values.sum()
         return values / total if total > 0 else values
 
-    def _train(self, rows: Any, eval_set, num_scores, labels, groups=None):
-        """Calls ``fit``; a random validation set is stratified by ``labels``.
-
-        Args:
-          groups: numbers of the rows' groups, for a loss of groups.
-        """
+    def _train(self, rows: Any, eval_set, num_scores, groups=None):
+        """Calls ``fit``; ``groups`` are numbers of rows, for a loss of groups."""
         check_link(self._link, () if num_scores == 1 else (num_scores,), single=True)
         seed = self._draw_seed()
         validation = self._check_sets(eval_set)
-        rows = (*rows, groups)
-        if validation is None and self.early_stopping_rounds is not None:
-            rows, validation = _hold_out(
-                rows, self.validation_fraction, seed, num_scores, labels
-            )
-        X, targets, weights, offset, groups = rows
+        X, targets, weights, offset = rows
         passed: dict[str, Any] = {name: getattr(self, name) for name in _PASSED}
         _, metrics = read_by(self.by, check_metrics(self.metrics))
         metrics = bind_metrics(metrics, self._loss, num_scores, self._metric_link)

@@ -107,7 +107,7 @@ class JBoostRanker(Boosting):
         sets = unite_sets(eval_set, eval_X, eval_y)
         sets = _join_queries(sets, eval_qid, eval_group)
         rows = (X, targets, weights, offset)
-        return self._train(rows, sets, 1, None, queries)
+        return self._train(rows, sets, 1, queries)
 
     def predict(self, X: Any, *, offset: Any = None) -> np.ndarray:
         """Returns the scores of the rows, float32 [N]; they need no query.

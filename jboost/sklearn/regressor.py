@@ -86,7 +86,7 @@ class JBoostRegressor(RegressorMixin, Boosting):
         num_scores = 1 if targets.ndim == 1 else targets.shape[1]
         rows = (X, targets, sample_weight, offset)
         sets = unite_sets(eval_set, eval_X, eval_y)
-        return self._train(rows, sets, num_scores, None)
+        return self._train(rows, sets, num_scores)
 
     def predict(self, X: Any, *, offset: Any = None) -> np.ndarray:
         """Returns predictions: float32 [N], or float64 [N, K] for K outputs.

@@ -17,8 +17,7 @@ from jboost.entry.exchanges import num_processes
 from jboost.entry.messages import show
 from jboost.model.containers import FileError
 from jboost.tables.domains import warn_of_collisions, warn_of_rounding
-from jboost.tables.frames import Schema, read_frame, read_values
-from jboost.tables.offsets import check_offset
+from jboost.tables.frames import Schema, check_offset, read_frame, read_values
 from jboost.tables.targets import check_targets, check_weights
 
 BATCH_ROWS = 65536  # the default size of a batch

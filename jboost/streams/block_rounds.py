@@ -259,7 +259,7 @@ def _end(static, reports, arrays, sets, state, set_steps, plan, grown):
     (keep, bagged), trees = reports, grown.trees
     problem, before = Problem(static, arrays), state
     state = add_trees(problem, state, plan, trees, grown.leaf)
-    set_steps = add_to_sets(trees, sets, set_steps)
+    set_steps = add_to_sets(trees, sets, set_steps, state.steps)
     in_bag = plan.in_bag if bagged else None
     report = report_round(problem, keep, sets, before, state, set_steps, in_bag)
     # A chunk has an axis of rounds.

@@ -311,7 +311,12 @@ class Stream(RowSource):
             make_runner=partial(self._make_runner, blocks, False),
         )
         problem = make_problem(
-            settings, request.loss, training, first.names, uniform=not weighted
+            settings,
+            request.loss,
+            training.rows,
+            bins,
+            first.names,
+            uniform=not weighted,
         )
         job = Job(problem, request.rates, training.rows, {}, {}, {})
         with resolve_implementation(jnp.zeros(1)):  # as training will

@@ -12,9 +12,8 @@ from jboost import losses
 from jboost.entry.decorators import fetch
 from jboost.entry.messages import show, warn_user
 from jboost.losses.groups import check_relevances, check_times
-from jboost.tables.frames import read_values
+from jboost.tables.frames import check_finite, read_values
 from jboost.tables.groups import first_rows
-from jboost.tables.offsets import check_finite
 from jboost.tables.sparse import is_sparse, sort_entries
 
 _ROWS = 100_000  # rows per column that are checked

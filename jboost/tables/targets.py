@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks targets and weights, and converts them to 32 bits.
+"""Checks targets, weights and offsets, and converts them to 32 bits.
 
 Every message names the argument, the expectation and the value. Traced values are not
 checked, only their shapes.
@@ -16,8 +16,7 @@ from jaxtyping import Array
 from jboost.entry.checks import as_array, refuse_mask
 from jboost.entry.messages import show
 from jboost.tables.domains import warn_of_rounding
-from jboost.tables.frames import read_values
-from jboost.tables.offsets import check_finite, narrow_floats
+from jboost.tables.frames import check_finite, narrow_floats, read_values
 
 
 def check_targets(

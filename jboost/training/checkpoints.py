@@ -74,8 +74,8 @@ def take_fingerprint(
     The entries are the settings as JSON stores them, and digests of the rows.
     """
     digests = _hash_rows("", job.rows, runner.read_codes())
-    for name, part in job.sets.items():
-        place = request.sets[name][0]
+    for name, (place, _) in request.sets.items():
+        part = job.sets[name]
         digests |= _hash_rows(f"{place} ", part, part.read_codes())
     return describe_run(request, prepared, job) | digests
 
@@ -103,8 +103,8 @@ def describe_run(request: FitRequest, prepared: Prepared, job: Job) -> dict[str,
     if isinstance(begin, MedianStart) or begin is None:
         begin = "auto" if begin is None else "median"
     rows = _describe_rows("", job.rows)
-    for name, part in job.sets.items():
-        rows |= _describe_rows(f"{request.sets[name][0]} ", part)
+    for name, (place, _) in request.sets.items():
+        rows |= _describe_rows(f"{place} ", job.sets[name])
     found = {
         "jboost": library_version(),
         "jax": jax.__version__,

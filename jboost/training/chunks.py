@@ -189,6 +189,11 @@ class Job(NamedTuple):
     real: dict[str, tuple[Any, np.ndarray]]
 
     @property
+    def holds_out(self) -> bool:
+        """Whether the validation set consists of training rows that are held out."""
+        return any(rows.data.codes is None for rows in self.sets.values())
+
+    @property
     def bagged(self) -> bool:
         """Whether rounds leave rows out of splits and leaf values."""
         return self.problem.leaves_out

@@ -169,11 +169,14 @@ def add_model(
       xs: the raw rows: those of training, then of each validation set.
     """
     state, (x, *set_xs) = position.state, xs
+    sets = job.sets.values()
     if job.problem.loss.coupled:
         state = _replay_probes(model, job, state, x)
     else:
         state = state._replace(steps=_sum_steps(model, x, job.rows))
-    pairs = zip(set_xs, job.sets.values(), strict=True)
+    if any(rows.data.codes is None for rows in sets):  # the training rows
+        return Position(state, (state.steps,))
+    pairs = zip(set_xs, sets, strict=True)
     return Position(state, tuple(_sum_steps(model, x, rows) for x, rows in pairs))
 
 

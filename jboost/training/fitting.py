@@ -40,9 +40,10 @@ from jboost.training.checkpoints import (
 from jboost.training.chunks import open_bar
 from jboost.training.continuing import continue_from
 from jboost.training.host_loop import FitRun, run_rounds
+from jboost.training.leaf_rounds import refit_rounds
 from jboost.training.metrics import By, Metrics
 from jboost.training.preparing import Prepared, make_job, prepare_rows
-from jboost.training.record import Trained
+from jboost.training.record import Trained, TrainingError, TrainingInterrupted
 from jboost.training.request import (
     FitRequest,
     RawRows,
@@ -185,8 +186,9 @@ def fit(
     rows = RawRows(x, y, sample_weight, offset, feature_names, groups)
     with use_processes(spans_processes(mesh := read_mesh(mesh, x))):
         request = read_request(
-            rows, loss, read_settings(settings), mesh, validation=validation,
-            metrics=metrics, by=by, callbacks=callbacks, progress=progress, model=model,
+            rows, loss, read_settings(settings, FitSettings), mesh,
+            validation=validation, metrics=metrics, by=by, callbacks=callbacks,
+            progress=progress, model=model,
             checkpoint=checkpoint, checkpoint_rounds=checkpoint_rounds,
         )  # fmt: skip
         return _train(request)
@@ -199,12 +201,18 @@ def _train(request: FitRequest) -> Trained:
     refuse_large_run(request)
     with lock_checkpoint(request.checkpoint):
         prepared = prepare_rows(request)
+        if request.holds_out and prepared.whole is None:
+            request = request.with_fixed_rounds()
         with (
             resolve_implementation(prepared.training.rows.data.weights),
             open_bar(len(request.rates), request.progress) as bar,
             keep_scratch(),
         ):
-            return run_rounds(begin_run(request, prepared, bar))
+            run = begin_run(request, prepared, bar)
+            trained = run_rounds(run)
+            if prepared.whole is None or not request.settings.refits:
+                return trained
+            return _refit(request, prepared.with_all_rows(), run.record, trained)
 
 
 def begin_run(request: FitRequest, prepared: Prepared, bar: tqdm) -> FitRun:
@@ -241,6 +249,39 @@ def begin_run(request: FitRequest, prepared: Prepared, bar: tqdm) -> FitRun:
         checkpoint=checkpoint,
         bar=bar,
     )
+
+
+def _refit(request, prepared, record, trained):
+    """Fits the leaf values of all rounds to all rows, those held out included."""
+    (model, history), settings = trained, request.settings
+    settings = settings.replace(
+        subsample=1.0,
+        min_child_weight=0.0,  # below it, a root of training adds nothing
+        share_structure=model.num_scores > 1 and model.shares_structure,
+    )
+    rates = request.rates[: model.num_rounds]
+    job = make_job(
+        request._replace(settings=settings, rates=rates, metrics={}), prepared
+    )
+    try:
+        state, _ = start(job, request.begin, settings.seed)
+        return Trained(refit_rounds(model, request.rows.x, job, state), history)
+    except ValueError as error:
+        raise TrainingError(
+            f"leaf values could not be fitted to all rows: {error}; the error's .model "
+            "and .history are those of the rows that were not held out, as with "
+            "refit=False",
+            record,
+            record.num_rounds - 1,
+        ) from error
+    except KeyboardInterrupt as interrupt:
+        raise TrainingInterrupted(
+            "training was interrupted while leaf values were fitted to all rows; the "
+            "error's .model and .history are those of the rows that were not held out",
+            model.num_rounds,
+            model=model,
+            history=history,
+        ).with_traceback(interrupt.__traceback__) from None
 
 
 def _keep_structure(request, prepared):

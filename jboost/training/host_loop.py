@@ -345,8 +345,13 @@ def _measure(job, chunk, entry, record):
             # All processes use the rows of all, so that they stop after the same round.
             score = scores[entry]
             score = gather_tables(score[0] if score.shape[0] == 1 else score.T)
-            arguments = (score, *job.real[name])
-            yield f"set {show(name)}", arguments, arguments, rows.data.groups
+            targets, weights = job.real[name]
+            whole = score, targets, weights
+            own = whole
+            if job.holds_out:  # functions may leave weights out
+                counted = weights > 0
+                own = jax.tree.map(lambda array, c=counted: array[c], whole)
+            yield f"set {show(name)}", own, whole, rows.data.groups
 
     number = record.num_rounds
     fail = lambda message: TrainingError(message, record, number)  # noqa: E731

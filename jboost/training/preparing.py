@@ -26,6 +26,7 @@ from jboost.boosting.sharding import refuse_with_mesh
 from jboost.boosting.state import Arrays, Problem, Static, prepare_groups
 from jboost.codes.binning import fit_frame
 from jboost.codes.bins import Bins
+from jboost.codes.codes import DenseCodes
 from jboost.codes.gathering import unite_frames
 from jboost.entry import feature_checks
 from jboost.entry.exchanges import (
@@ -43,7 +44,9 @@ from jboost.tables.sparse import SparseMatrix, check_gaps
 from jboost.tables.targets import check_weights
 from jboost.training.chunks import ArrayRunner, Job, Runner
 from jboost.training.continuing import adopt_categories
+from jboost.training.held_out import FEWEST_ROWS, hold_out
 from jboost.training.metrics import try_metrics
+from jboost.training.record import UNNAMED
 from jboost.training.request import FitRequest, RawRows
 from jboost.training.rows import (
     PaddedRows,
@@ -82,17 +85,25 @@ class Prepared(NamedTuple):
       feature_names: the names of the columns, if known.
       model: the model that training goes on from; None: no model. It holds how gaps of
         sparse matrices are read, which may be decided only now.
+      whole: the training rows before some were held out; None if none were.
     """
 
     training: TrainingRows
     sets: dict[str, PaddedRows]
     feature_names: tuple[str, ...] | None
     model: Ensemble | None
+    whole: PaddedRows | None = None
 
     @property
     def bins(self) -> Bins:
         """The bins of the training rows."""
         return self.training.bins
+
+    def with_all_rows(self) -> "Prepared":
+        """Returns the same with the rows that were held out as training rows."""
+        assert self.whole is not None
+        training = self.training._replace(rows=self.whole)
+        return self._replace(training=training, sets={}, whole=None)
 
 
 def prepare_rows(request: FitRequest) -> Prepared:
@@ -133,7 +144,31 @@ def prepare_rows(request: FitRequest) -> Prepared:
             if part.spread is not None:
                 targets, weights = part.real
             check_domain(request.loss, targets, weights, num_scores, name)
-    return Prepared(training, sets, names, model)
+    prepared = Prepared(training, sets, names, model)
+    return _hold_out(request, prepared) if request.holds_out else prepared
+
+
+def _hold_out(request, prepared):
+    """Returns the rows with some of them as the validation set.
+
+    For ``num_rounds="auto"`` few rows stay as they are.
+    """
+    settings, rows = request.settings, prepared.training.rows
+    divided = hold_out(
+        rows, settings.validation_fraction, settings.seed,
+        least=FEWEST_ROWS if request.automatic else 2,
+    )  # fmt: skip
+    if divided is None and not request.automatic:
+        kind = "rows" if rows.data.groups is None else "groups"
+        raise ValueError(
+            f"early_stopping_rounds needs validation=(x, y), got None and too few "
+            f"{kind} of positive weight to hold some out"
+        )
+    if divided is None:
+        return prepared
+    train, held = divided
+    training = prepared.training._replace(rows=train)
+    return prepared._replace(training=training, sets={UNNAMED: held}, whole=rows)
 
 
 def bin_arrays(
@@ -244,28 +279,36 @@ def _count_columns(settings, bins, shape):
 def make_problem(
     settings: Settings,
     loss: Any,
-    training: TrainingRows,
-    feature_names: tuple[str, ...] | None,
+    rows: PaddedRows,
+    bins: Bins | None,
+    feature_names: tuple[str, ...] | None = None,
     *,
-    uniform: bool,
+    uniform: bool = False,
     sets: Sequence[PaddedRows] = (),
 ) -> Problem:
     """Traces the loss for the rows, and sorts the settings.
 
     Args:
+      bins: the bins of the features; None: leaves are known, and no splits are sought.
       sets: the validation sets; their groups may have other sizes.
       uniform: whether all rows have the same weight, or weight 0.
 
     Raises:
       TypeError, ValueError: for settings that do not suit the loss or the rows.
     """
-    data, bins, spread = training.rows.data, training.bins, training.rows.spread
-    targets = data.targets
+    data, spread = rows.data, rows.spread
+    targets, num_rows = data.targets, len(data.weights)
+    num_bins, codes = settings.max_bins, data.codes
+    if bins is None:
+        none: Any = np.zeros((0, num_rows), np.uint8)
+        codes = DenseCodes(none)
+    elif not settings.sorts_rows:
+        num_bins = bins.num_bins
     if spread is not None:  # a loss that estimates parameters sees all rows
         targets = jax.tree.map(spread.describe, targets)
     widths = None
     if data.groups is not None:
-        every = [part.data for part in (training.rows, *sets)]
+        every = [part.data for part in (rows, *sets)]
         widths = find_widths([(part.groups, len(part.weights)) for part in every])
     traced, constants = trace_loss_once(
         loss, targets, settings.num_scores, settings.own_curvature, widths,
@@ -274,12 +317,12 @@ def make_problem(
     method, numbers = make_method(
         settings,
         traced,
-        data.codes,
-        num_rows=len(data.weights) if spread is None else spread.shards.padded,
+        codes,
+        num_rows=num_rows if spread is None else spread.shards.padded,
         uniform=uniform,
-        max_bins=settings.max_bins if settings.sorts_rows else bins.num_bins,
-        num_features=bins.num_features,
-        categories=bins.categories,
+        max_bins=num_bins,
+        num_features=0 if bins is None else bins.num_features,
+        categories=None if bins is None else bins.categories,
         feature_names=feature_names,
         num_devices=1 if spread is None else spread.mesh.size,
     )
@@ -294,7 +337,8 @@ def make_job(request: FitRequest, prepared: Prepared) -> Job:
     problem = make_problem(
         request.settings,
         request.loss,
-        prepared.training,
+        rows,
+        prepared.bins,
         prepared.feature_names,
         uniform=not prepared.training.weighted,
         sets=tuple(sets.values()),
@@ -302,7 +346,7 @@ def make_job(request: FitRequest, prepared: Prepared) -> Job:
     if problem.loss.coupled:
         settings = request.settings
         refuse_bags(problem.loss, problem.data.groups, settings)
-        problem, sets = _prepare_groups(problem, sets, settings.leaves_out)
+        problem, sets = prepare_job_groups(problem, sets, settings.leaves_out)
     named = {"train": rows, **sets}
     with agree():
         for part in named.values():
@@ -316,7 +360,9 @@ def make_job(request: FitRequest, prepared: Prepared) -> Job:
     return Job(problem, request.rates, rows, sets, request.metrics, real)
 
 
-def _prepare_groups(problem, sets, sampled):
+def prepare_job_groups(
+    problem: Problem, sets: dict[str, PaddedRows], sampled: bool = False
+) -> tuple[Problem, dict[str, PaddedRows]]:
     """Computes the group inputs that all rounds share, for all sets of rows."""
 
     def prepare(data):

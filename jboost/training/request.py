@@ -53,6 +53,8 @@ class FitRequest(NamedTuple):
       rates: the learning rate of each round.
       begin: the initial scores [K], or how to find them.
       sets: the validation sets: {name: (label in errors, parts)}.
+      automatic: whether ``num_rounds`` was "auto".
+      holds_out: whether some of the rows serve as the validation set.
       named: whether the sets were given by name.
       metrics: the metrics by name, bound to the link of the loss.
       by: the criterion that rounds are compared by.
@@ -69,6 +71,8 @@ class FitRequest(NamedTuple):
     rates: np.ndarray
     begin: Any
     sets: dict[str, tuple[str, Any]]
+    automatic: bool
+    holds_out: bool
     named: bool
     metrics: dict[str, Callable[..., Any]]
     by: Criterion
@@ -88,6 +92,13 @@ class FitRequest(NamedTuple):
         """
         every = [self.rows.groups, *(parts[-1] for _, parts in self.sets.values())]
         return all(may_pad_rows(self.loss, groups) for groups in every)
+
+    def with_fixed_rounds(self) -> "FitRequest":
+        """Returns the request for rows that are too few to hold some out."""
+        fixed = self.settings.replace(num_rounds="auto", early_stopping_rounds="auto")
+        fixed = fixed.with_rounds(stops=False)
+        rates = self.rates[: fixed.num_rounds]
+        return self._replace(settings=fixed, rates=rates, holds_out=False)
 
     def name_columns(
         self, num_features: int, names: tuple[str, ...] | None
@@ -141,6 +152,9 @@ def read_request(
     Raises:
       TypeError, ValueError: for bad arguments.
     """
+    sets = name_sets(validation)
+    automatic = settings.num_rounds == "auto"
+    settings, holds_out = _decide_rounds(settings, rows, loss, sets, model)
     settings = settings.with_scores(loss, rows.y)
     if model is not None:
         model = check_start(model, settings)
@@ -153,13 +167,10 @@ def read_request(
     watchers = _check_callbacks(callbacks)
     path = _read_checkpoint(checkpoint, checkpoint_rounds)
     begin = initial_scores(settings)
-    sets = name_sets(validation)
     criterion, metrics = read_by(by, check_metrics(metrics))
     metrics = bind_metrics(metrics, loss, settings.num_scores)
-    if criterion.metric is not None and not sets:
+    if criterion.metric is not None and not sets and not holds_out:
         raise ValueError(f"by={show(by)} needs validation=(x, y), got None")
-    if settings.early_stopping_rounds is not None and not sets:
-        raise ValueError("early_stopping_rounds needs validation=(x, y), got None")
     if isinstance(rows.x, RowSource):
         _check_streamed(rows, settings)
     if rows.groups is not None and mesh is not None:
@@ -174,6 +185,8 @@ def read_request(
         rates=np.asarray(rates),
         begin=begin,
         sets=sets,
+        automatic=automatic,
+        holds_out=holds_out,
         named=isinstance(validation, dict),
         metrics=metrics,
         by=criterion,
@@ -184,6 +197,37 @@ def read_request(
         checkpoint=path,
         checkpoint_rounds=checkpoint_rounds,
     )
+
+
+def _decide_rounds(settings, rows, loss, sets, model):
+    """Returns settings with numbers of rounds, and whether rows are held out."""
+    reason = None
+    if isinstance(rows.x, RowSource):
+        reason = "the rows of a stream"
+    elif model is not None:
+        reason = "rows that a model may have been trained on"
+    elif _is_one_group(rows.groups) and not read_inputs(loss).where:
+        reason = "rows of groups whose loss does not take where"
+    can = not sets and reason is None
+    settings = settings.with_rounds(stops=bool(sets) or can)
+    stops = settings.early_stopping_rounds is not None
+    if stops and not sets and not can:
+        raise ValueError(
+            f"early_stopping_rounds needs validation=(x, y), got None: {reason} cannot "
+            "be held out"
+        )
+    holds_out = stops and can
+    if settings.refit is True and not holds_out:
+        raise ValueError(
+            "refit must be 'auto' or False unless fit holds out rows, by early "
+            "stopping without validation; jb.refit(model, x, y) takes any rows"
+        )
+    if settings.refit is True and settings.monotone is not None:
+        raise ValueError(
+            "refit must be 'auto' or False with monotone, whose constraints new leaf "
+            "values might break, got True"
+        )
+    return settings, holds_out
 
 
 def _check_streamed(rows, settings):
@@ -222,9 +266,14 @@ def may_pad_rows(loss: Any, groups: Any) -> bool:
     """Returns whether rows may be padded; see :attr:`FitRequest.padded`."""
     if isinstance(loss, losses.Adaptive):
         return False
-    whole = isinstance(groups, str)
-    whole |= isinstance(groups, RowGroups) and groups.kind == "all"
-    return not (whole and not read_inputs(loss).where)
+    return not (_is_one_group(groups, random=False) and not read_inputs(loss).where)
+
+
+def _is_one_group(groups, random=True):
+    """Returns whether single rows may be left out of a group, not whole groups."""
+    if isinstance(groups, RowGroups):
+        return groups.kind == "all" or (random and groups.kind == "random")
+    return isinstance(groups, str)
 
 
 def _check_callbacks(callbacks):

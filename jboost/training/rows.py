@@ -31,11 +31,14 @@ from jboost.entry.messages import show
 from jboost.numerics.arrays import pad_rows, padded_size
 from jboost.tables.categories import check_values
 from jboost.tables.domains import warn_of_rounding
-from jboost.tables.frames import Schema, read_frame
+from jboost.tables.frames import Schema, read_frame, read_offset
 from jboost.tables.groups import RowGroups
-from jboost.tables.offsets import read_offset
 from jboost.tables.sparse import SparseMatrix, check_gaps
-from jboost.tables.targets import check_targets, check_weights, match_targets
+from jboost.tables.targets import (
+    check_targets,
+    check_weights,
+    match_targets,
+)
 from jboost.training.record import UNNAMED
 from jboost.training.sharded import RowLayout, padded_rows, spread_rows
 
@@ -47,7 +50,8 @@ class PaddedRows(NamedTuple):
     """Rows on the device.
 
     Attributes:
-      data: codes, targets, weights and offset of the rows, with padding.
+      data: codes, targets, weights and offset of the rows, with padding. A set that was
+        held out consists of the training rows, with other weights and without codes.
       size: the number of rows of this process, without padding.
       num_features: the number of columns, without padding.
       spread: the division of the rows among devices; None: all are on one.
@@ -71,10 +75,12 @@ class PaddedRows(NamedTuple):
     @property
     def real(self) -> tuple[Any, np.ndarray]:
         """Targets and weights of this process without padding, on the host."""
-        weights, groups = self.data.weights, self.data.groups
+        targets, weights = self.fetch((self.data.targets, self.data.weights))
+        groups = self.data.groups
         if groups is not None and groups.weights is not None:
-            weights = groups.weights  # a loss that takes weights has them all
-        return self.fetch((self.data.targets, weights))
+            # A loss that takes weights has them all.
+            weights = np.where(weights > 0, self.fetch(groups.weights), weights)
+        return targets, weights
 
     def fetch(self, arrays: Any, axis: int = 0) -> Any:
         """Returns arrays of the rows of this process without padding, on the host."""
@@ -116,6 +122,13 @@ class PaddedRows(NamedTuple):
         if self.spread is not None:
             return self.spread.put(scores, axis=1)
         return jax.device_put(pad_rows(scores.T, self.offset.shape[1]).T)
+
+    def put_weights(self, weights: Float[np.ndarray, " n"]) -> Float[Array, " N"]:
+        """Returns weights of the rows of this process on the device; 0 for padding."""
+        if self.spread is not None:
+            return self.spread.put(weights, padding=np.zeros(1, np.float32))
+        total = self.offset.shape[1]
+        return jax.device_put(np.pad(weights, (0, total - len(weights))))
 
     def read_codes(self) -> Iterator[Shaped[np.ndarray, "F n"]]:
         """Yields the dense codes without the padding, in one part."""
@@ -220,20 +233,21 @@ def put_rows(
         warn_of_rounding(offset, name)
     none: Any = None
     if spread is not None:
-        held = spread.put(weights, padding=np.zeros(1, np.float32))
         start = spread.put(scores.T, axis=1)
-        data = Data(none, jax.tree.map(spread.put, targets), held, offset=start)
-        return PaddedRows(data, size, 0, spread)
+        data = Data(none, jax.tree.map(spread.put, targets), none, offset=start)
+        rows = PaddedRows(data, size, 0, spread)
+        return rows._replace(data=data._replace(weights=rows.put_weights(weights)))
     total = padded_rows(size) if padded else size
 
     pad = partial(pad_rows, size=total)
     data = Data(
         codes=none,
         targets=jax.device_put(jax.tree.map(pad, targets)),
-        weights=jax.device_put(np.pad(weights, (0, total - size))),
+        weights=none,
         offset=jax.device_put(pad(scores).T),
     )
-    return PaddedRows(data, size, num_features=0)
+    rows = PaddedRows(data, size, num_features=0)
+    return rows._replace(data=data._replace(weights=rows.put_weights(weights)))
 
 
 def _add_columns(bins, matrix, num_columns):

@@ -583,6 +583,8 @@ def start_record(request: Any, prepared: Any, job: Job, state: BoostState, rule:
             init_score_rule=rule,
             num_bins=bins.num_bins,
             share_structure=method.share_structure,
+            early_stopping_rounds=request.settings.early_stopping_rounds,
+            refit=prepared.whole is not None and request.settings.refits,
         ),
         feature_names=prepared.feature_names,
         metric_names=tuple(job.metrics),

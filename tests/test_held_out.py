@@ -1,0 +1,211 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows that fit holds out: which, how training sees them, and the refit on all rows.
+
+The references are cross-validation with the same rows as its only fold, jb.refit, and
+the same run on several devices or from a checkpoint.
+"""
+
+import jax
+import numpy as np
+import pandas as pd
+import pytest
+import scipy.sparse
+from tables import ROWS, make_regression, same_bits, same_histories, squared_distance
+
+import jboost as jb
+from jboost.training import fitting
+from jboost.training.held_out import draw
+
+X, Y = make_regression()
+WEIGHTS = (np.arange(ROWS) % 3).astype(np.float32)
+CALL = dict(max_depth=3, num_rounds=12, early_stopping_rounds=4, refit=False, seed=5)
+QUERIES = np.arange(ROWS) // 8
+LEVELS = np.digitize(Y, [0.5, 1.5])
+KINDS = pd.Series(np.where(X[:, 2] > 0, "a", np.where(X[:, 1] > 0, "b", "c")))
+TIMES = dict(time=np.exp(Y), event=X[:, 2] > -1)
+
+
+def hold(x=X, y=Y, loss=jb.losses.squared_error, **call):
+    return jb.fit(x, y, loss, **{**CALL, **call})
+
+
+CASES = {
+    "rows": {},
+    "weights": dict(sample_weight=WEIGHTS),
+    "offset": dict(offset=X[:, 0], loss=jb.losses.huber),
+    "categories": dict(x=pd.DataFrame(dict(a=X[:, 0], b=KINDS, c=X[:, 1]))),
+    "sparse": dict(x=scipy.sparse.csr_array(np.where(np.abs(X) > 1, X, 0))),
+    "sample": dict(subsample=0.6, rows_per_threshold=10, parent_rows=2.0),
+    "scores": dict(y=np.stack([Y, X[:, 0]], 1), loss=squared_distance, num_scores=2),
+    "shared": dict(
+        y=LEVELS, loss=jb.losses.softmax, num_scores=3, share_structure=True
+    ),
+    "queries": dict(y=1.0 * LEVELS, loss=jb.losses.lambda_rank, groups=QUERIES),
+    "all": dict(y=TIMES, loss=jb.losses.cox, groups="all"),
+    "adaptive": dict(loss=jb.losses.make_adaptive_huber()),
+}  # fmt: skip
+
+
+def find_mask(case):
+    weights = case.get("sample_weight", np.ones(ROWS))
+    number = QUERIES if case.get("groups") is QUERIES else None
+    return draw(0.2, 5, weights > 0, case.get("y", Y), number)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_held_out_rows_are_those_of_a_fold(name):
+    case, mask = CASES[name], find_mask(CASES[name])
+    _, history = hold(**case)
+    weights = case.get("sample_weight", np.ones(ROWS))
+    fold = (~mask & (weights > 0), mask & (weights > 0))
+    call = {k: v for k, v in CALL.items() if k not in ("refit", "seed")}
+    given = dict(x=X, y=Y, loss=jb.losses.squared_error) | case
+    found = jb.cross_validate(**given, **call, folds=[fold], seed=5)
+    for part in ("train_loss", "validation_loss"):
+        np.testing.assert_allclose(
+            getattr(history, part), getattr(found, part)[0], rtol=2e-5, err_msg=part
+        )
+    assert history.best_round == found.best_round
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_refit_is_that_of_all_rows(name):
+    case = CASES[name]
+    before, told = hold(**case)
+    model, history = hold(**case, refit=True)
+    assert history.choices.pop("refit") and not told.choices.pop("refit")
+    same_histories(history, told)
+    of_splits = ("num_scores", "share_structure", "subsample", "rows_per_threshold")
+    given = {k: v for k, v in case.items() if k not in of_splits}
+    expected = jb.refit(before, given.pop("x", X), given.pop("y", Y), **given)
+    same_bits(model.feature, before.feature)
+    np.testing.assert_allclose(
+        model.leaf_value, expected.leaf_value, rtol=2e-4, atol=2e-6
+    )
+    np.testing.assert_array_equal(model.sums.weight, expected.sums.weight)
+
+
+def test_a_draw_takes_shares_of_classes_and_whole_groups():
+    counted, labels = WEIGHTS > 0, (np.arange(ROWS) % 7 == 0)
+    for share in (0.1, 0.2, 0.35):
+        mask = draw(share, 0, counted, labels)
+        assert not mask[~counted].any()
+        for label in (False, True):
+            own = counted & (labels == label)
+            assert abs(mask[own].sum() - share * own.sum()) < 2
+        mask = draw(share, 0, counted, Y, QUERIES)
+        per = [mask[(q == QUERIES) & counted] for q in np.unique(QUERIES)]
+        assert all(part.all() or not part.any() for part in per)
+        assert abs(sum(part.any() for part in per) - share * len(per)) < 2
+    assert (draw(0.2, 0, counted, Y) != draw(0.2, 1, counted, Y)).any()
+    chances = [draw(0.2, seed, counted, Y) for seed in range(200)]
+    shares = np.mean(chances, axis=0)[counted]
+    assert shares.min() > 0.05 and shares.max() < 0.4  # any row may be held out
+    for few in (draw(0.01, 0, counted, labels), draw(0.999, 0, counted, labels)):
+        assert 0 < few.sum() < counted.sum()
+    assert draw(0.2, 0, np.arange(ROWS) < 1, Y) is None
+    assert draw(0.2, 0, counted, Y, np.zeros(ROWS)) is None
+
+
+def test_metrics_see_only_their_rows():
+    def size(scores, targets, weights):
+        return np.float32(len(targets))
+
+    mask = draw(0.2, 5, np.ones(ROWS, bool), Y)
+    _, history = hold(metrics=dict(size=size))
+    assert (history.metrics["validation"]["size"] == mask.sum()).all()
+    assert (history.metrics["train"]["size"] == (~mask).sum()).all()
+
+
+def test_auto_stops_and_refits():
+    model, history = jb.fit(X, Y, max_depth=2, learning_rate=0.5)
+    choices = history.choices
+    assert choices["early_stopping_rounds"] == 50 and choices["refit"]
+    assert model.num_rounds == history.best_round + 1 == len(history.train_loss) - 50
+    few, told = jb.fit(X[:49], Y[:49], max_depth=2)
+    assert few.num_rounds == 100 and told.validation_loss is None
+    fixed, _ = jb.fit(X[:49], Y[:49], max_depth=2, num_rounds=100)
+    same_bits(few, fixed)
+    own, told = jb.fit(
+        X, Y, max_depth=2, learning_rate=0.5, validation=(X[:50], Y[:50])
+    )
+    assert not told.choices["refit"] and own.num_rounds == told.best_round + 1
+    more, told = jb.fit(X, Y, max_depth=2, model=few)
+    assert more.num_rounds == 200 and told.validation_loss is None
+    _, told = jb.fit(X, Y, max_depth=2, learning_rate=0.5, monotone=[1, 0, 0])
+    assert told.validation_loss is not None and not told.choices["refit"]
+    curve = jb.cross_validate(X, Y, folds=2, max_depth=2, learning_rate=0.5)
+    assert len(curve.mean) == curve.best_round + 51
+
+
+def test_devices_and_processes_hold_out_the_same_rows():
+    mesh = jax.make_mesh((2,), ("rows",))
+    for case in (
+        {},
+        dict(sample_weight=WEIGHTS, loss=jb.losses.logistic, y=1.0 * (Y > 1)),
+    ):
+        model, history = hold(**case, refit=True)
+        other, told = hold(**case, refit=True, mesh=mesh)
+        same_bits(model, other)
+        same_histories(history, told)
+
+
+def test_a_checkpoint_holds_out_the_same_rows(tmp_path):
+    def stop(number, history, model):
+        raise KeyboardInterrupt if number == 3 else StopIteration
+
+    def press(number, history, model):
+        if number == 3:
+            raise KeyboardInterrupt
+
+    path = tmp_path / "run"
+    call = dict(refit=True, subsample=0.7, checkpoint=path, checkpoint_rounds=2)
+    with pytest.raises(jb.TrainingInterrupted):
+        hold(**call, callbacks=press)
+    model, history = hold(**call)
+    expected, told = hold(refit=True, subsample=0.7)
+    same_bits(model, expected)
+    same_histories(history, told)
+    same_bits(hold(**call)[0], expected)  # a run that is over is refitted again
+    with pytest.raises(ValueError, match="sample_weight"):
+        hold(**call, validation_fraction=0.3)
+
+
+def test_what_refit_cannot_do_keeps_the_model(monkeypatch):
+    before, told = hold()
+    for error, kind in (
+        (ValueError("the loss diverges"), jb.TrainingError),
+        (KeyboardInterrupt(), jb.TrainingInterrupted),
+    ):
+
+        def fail(*_, error=error):
+            raise error
+
+        monkeypatch.setattr(fitting, "refit_rounds", fail)
+        with pytest.raises(kind, match="fitted to all rows") as caught:
+            hold(refit=True)
+        kept = caught.value.model
+        same_bits(jb.truncate(kept, before.num_rounds), before)
+        same_bits(caught.value.history.train_loss, told.train_loss)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (dict(num_rounds=5, early_stopping_rounds=None, refit=True), "refit must be"),
+        (dict(validation=(X, Y), refit=True), "refit must be 'auto' or False"),
+        (dict(monotone=[1, 0, 0], refit=True), "refit must be .* with monotone"),
+        (dict(num_rounds="auto", early_stopping_rounds=None), "num_rounds must be a n"),
+        (dict(num_rounds="all"), "num_rounds must be .* or 'auto'"),
+        (dict(refit="yes"), "refit must be 'auto', True or False"),
+        (dict(validation_fraction=1.0), "validation_fraction must be .* < 1.0"),
+        (dict(x=X[:1], y=Y[:1]), "too few rows .* to hold some out"),
+        (dict(model=True), "cannot be held out"),
+        (dict(x=jb.stream([(X, Y)], memory="64 MiB"), y=None), "cannot be held out"),
+    ],
+)
+def test_bad_calls_are_named(call, message):
+    if call.get("model"):
+        call = dict(model=jb.fit(X, Y, num_rounds=1, max_depth=3)[0])
+    with pytest.raises(ValueError, match=message):
+        hold(**call)
