@@ -38,10 +38,12 @@ Loss = Callable[..., Any] | Adaptive
 
 # Trees are fitted to -g by least squares: the best split maximizes (sum_L w g)^2 / w_L
 # + (sum_R w g)^2 / w_R, in nodes of any size. Leaf values are not regularized.
-_NEWTON: Recipe = dict(leaf_solver="newton")  # each leaf by itself, as in MART
+_FULL: Recipe = dict(subsample=1.0, rows_per_threshold=0)  # all rows and thresholds
+_NEWTON: Recipe = dict(leaf_solver="newton", **_FULL)  # each leaf by itself, as in MART
 _LEAST_SQUARES: Recipe = dict(
-    curvature="unit", l2=0.0, min_gain=0.0, min_child_weight=0.0, min_child_samples=1
-)
+    curvature="unit", l2=0.0, min_gain=0.0, min_child_weight=0.0, min_child_samples=1,
+    **_FULL,
+)  # fmt: skip
 
 
 def ls_tree_boost() -> Recipe:
@@ -357,7 +359,7 @@ def cox(*, ties: Ties = "efron") -> Recipe:
       Cox 1972, Regression models and life-tables; Ridgeway 1999, The state of boosting,
       section 4.
     """
-    return dict(loss=functools.partial(cox_loss, ties=ties), groups="all")
+    return dict(loss=functools.partial(cox_loss, ties=ties), groups="all", **_FULL)
 
 
 def stochastic(recipe: Recipe, *, subsample: float = 0.5) -> Recipe:

@@ -29,10 +29,11 @@ from jboost.trees.leaves import LeafSolver
 
 # docs/defaults.md explains these numbers. "absolute" is for models like those of
 # XGBoost, and uses its numbers.
-_L2 = {"relative": 3.0, "absolute": 1.0}
-_L2_OF_ORDER_STATISTICS = 1.0
+_L2_OF_ALL_THRESHOLDS = 3.0
+_L2 = 1.0
 _ROWS_PER_SAMPLE = 50  # rows of the table for each row that a child must have
 _MOST_SAMPLES = 20
+_MOST_OF_DRAWN = 10  # if thresholds are drawn
 _LEAST_SHARING = 3  # scores that share trees, and
 _LEAST_RATES = 30.0 - 1e-3  # the sum of learning rates, in float32
 _BY_SCORE = ("function", "natural", "standardized")  # curvatures that are not matrices
@@ -44,7 +45,8 @@ class LossChoices(NamedTuple):
 
     Attributes:
       curvature: the policy of the splits; ``leaf_curvature`` is that of the leaves.
-      min_child_samples: the minimum number of rows of a child; 0: the data decide.
+      min_child_samples: the minimum number of rows of a child; 0: the data decide;
+        negative: they do, and this is the most.
       constant_curvature: whether all rows have the same curvature, so that a count of
         rows replaces its sum.
       order_statistics: whether leaf values are medians or quantiles. l1 does not shrink
@@ -69,15 +71,18 @@ def decide_by_loss(
     min_child_samples: Any = "auto",
     regularization: str = "relative",
     share_structure: bool = False,
+    draws_thresholds: bool = True,
 ) -> LossChoices:
     """Replaces each "auto" by the choice for this loss.
 
-    Passing the result back in as explicit settings trains the same model.
+    ``draws_thresholds`` says whether nodes try some thresholds, not all. Passing the
+    result back in as explicit settings trains the same model.
     """
     if isinstance(loss, GroupLoss):
         return _decide_for_groups(
-            curvature, leaf_solver, l2, min_child_samples, regularization
-        )._replace(share_structure=share_structure)
+            curvature, leaf_solver, l2, min_child_samples,
+            regularization == "absolute", draws_thresholds,
+        )._replace(share_structure=share_structure)  # fmt: skip
     if curvature == "probe":
         raise ValueError(
             "curvature='probe' needs a loss of groups (see groups), whose rows depend "
@@ -115,11 +120,14 @@ def decide_by_loss(
         # of a row would shrink as the targets spread.
         policy = "unit"
     order_statistics = exact or leaf_solver == "median_step"
-    if isinstance(l2, str):
-        l2 = _L2_OF_ORDER_STATISTICS if order_statistics else _L2[regularization]
-    if isinstance(min_child_samples, str):
-        absolute = regularization == "absolute" and not loss.piecewise_linear
-        min_child_samples = 1 if absolute else 0
+    absolute = regularization == "absolute"
+    l2, min_child_samples = _decide_sizes(
+        l2,
+        min_child_samples,
+        small_l2=absolute or draws_thresholds or order_statistics,
+        # Kinks determine how many rows a quantile needs.
+        least=0 if loss.piecewise_linear else _find_least(absolute, draws_thresholds),
+    )
     return LossChoices(
         curvature=policy,
         leaf_solver=leaf_solver,
@@ -130,6 +138,18 @@ def decide_by_loss(
         order_statistics=order_statistics,
         share_structure=share_structure,
     )
+
+
+def _decide_sizes(l2, min_child_samples, small_l2, least):
+    if isinstance(l2, str):
+        l2 = _L2 if small_l2 else _L2_OF_ALL_THRESHOLDS
+    return l2, least if isinstance(min_child_samples, str) else min_child_samples
+
+
+def _find_least(absolute, draws_thresholds):
+    if absolute:
+        return 1
+    return -_MOST_OF_DRAWN if draws_thresholds else 0
 
 
 def decide_sharing(settings: Settings, loss: TracedLoss | GroupLoss) -> bool:
@@ -152,7 +172,9 @@ def decide_sharing(settings: Settings, loss: TracedLoss | GroupLoss) -> bool:
     return isinstance(rates, np.ndarray) and bool(np.sum(rates) >= _LEAST_RATES)
 
 
-def _decide_for_groups(curvature, leaf_solver, l2, min_child_samples, regularization):
+def _decide_for_groups(
+    curvature, leaf_solver, l2, min_child_samples, absolute, draws_thresholds
+):
     allowed = {
         "curvature": (curvature, ("auto", "probe", "unit")),
         "leaf_solver": (leaf_solver, ("auto", "joint", "newton")),
@@ -163,13 +185,17 @@ def _decide_for_groups(curvature, leaf_solver, l2, min_child_samples, regulariza
                 f"{name} must be one of {words} for a loss of groups, whose rows have "
                 f"no loss of their own, got {show(value)}"
             )
-    if isinstance(min_child_samples, str):
-        min_child_samples = 1 if regularization == "absolute" else 0
+    l2, min_child_samples = _decide_sizes(
+        l2,
+        min_child_samples,
+        small_l2=absolute or draws_thresholds,
+        least=_find_least(absolute, draws_thresholds),
+    )
     return LossChoices(
         curvature="unit" if curvature == "unit" else "probe",
         leaf_solver="joint" if leaf_solver == "auto" else leaf_solver,
         leaf_curvature="probe",
-        l2=_L2[regularization] if isinstance(l2, str) else l2,
+        l2=l2,
         min_child_samples=min_child_samples,
         constant_curvature=curvature == "unit",
         order_statistics=False,
@@ -218,8 +244,11 @@ def decide_by_data(
     ``least_rows`` that of :func:`count_least_rows`, both traced or concrete.
     """
     numpy: Any = jnp if isinstance(pointed, jax.Array) else np
+    # Given, or those that the data decide, with or without an own limit.
+    most = numpy.where(min_child_samples < 0, -min_child_samples, least_rows)
+    decided = numpy.minimum(least_rows, most)
     return DataChoices(
-        numpy.where(min_child_samples > 0, min_child_samples, least_rows),
+        numpy.where(min_child_samples > 0, min_child_samples, decided),
         pointed if leaf_solver == "guarded" else False,
     )
 

@@ -108,7 +108,7 @@ def make_method(
     choices = decide_by_loss(
         loss, settings.curvature, settings.leaf_solver, settings.l2,
         settings.min_child_samples, settings.regularization,
-        decide_sharing(settings, loss),
+        decide_sharing(settings, loss), settings.draws_thresholds,
     )  # fmt: skip
     _check_solver(loss, choices)
     by_information = num_devices > 1 and choices.curvature in EXPONENTS
@@ -171,8 +171,8 @@ def _make_limits(settings, choices, num_rows, num_features, categories, feature_
     else:
         samples = np.int32(min(samples, num_rows))
     # None where they are known to be 0: the program is then smaller.
-    parent, per = settings.parent_rows, settings.rows_per_threshold
-    shrinks, draws = (isinstance(each, Tracer) or each > 0 for each in (parent, per))
+    parent: Any = settings.parent_rows
+    shrinks = isinstance(parent, Tracer) or parent > 0
     return TreeLimits(
         l2=as_float(choices.l2),
         parent_rows=as_float(parent) if shrinks else None,
@@ -186,7 +186,9 @@ def _make_limits(settings, choices, num_rows, num_features, categories, feature_
         groups=groups,
         categories=limit_categories(categories, settings.max_onehot),
         num_features=np.int32(num_features),
-        rows_per_threshold=as_int(per) if draws else None,
+        rows_per_threshold=(
+            as_int(settings.rows_per_threshold) if settings.draws_thresholds else None
+        ),
     )  # fmt: skip
 
 

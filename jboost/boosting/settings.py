@@ -69,7 +69,7 @@ Count = jax.Array | np.integer | int
 F = TypeVar("F", bound=Callable[..., Any])
 
 _MOST_DEPTH = 20  # a heap of 2^20 leaves
-_MOST_ROUNDS, _PATIENCE = 1000, 50  # with early stopping
+_MOST_ROUNDS, _PATIENCE = 2000, 50  # with early stopping
 _FIXED_ROUNDS = 100  # without
 _INF = float("inf")
 _MARK = "{settings}"  # where a docstring lists them
@@ -177,15 +177,17 @@ class LeafSettings(TypedDict, total=False):
         "times the unit of `regularization`). Does not apply to medians and "
         "quantiles.")]
     l2: Annotated[Any, _traced("auto", _or("auto", _number(least=0.0)), "Trees",
-        "penalty lambda: shrinks leaf values toward 0; auto: 3 average rows; 1 for "
-        "medians, quantiles and absolute regularization",
+        "penalty lambda: shrinks leaf values toward 0; auto: 1 average row; 3 if all "
+        "thresholds are tried, except for medians, quantiles and absolute "
+        "regularization",
         "Counted in average rows (relative) or in units of the loss's second "
         "derivative (absolute, as in XGBoost). For medians and "
         "quantiles, each leaf gets one more residual of 0, of weight `l2` (absolute: "
         "none). A row counts as min(1, mean "
         "weight), also for `min_child_weight`, `min_gain` and `l1`.")]
-    parent_rows: Annotated[Number, _traced(0.0, _PENALTY, "Trees",
-        "how many rows the value of the parent node weighs in the value of a leaf",
+    parent_rows: Annotated[Any, _traced("auto", _or("auto", _PENALTY), "Trees",
+        "how many rows the value of the parent node weighs in the value of a leaf; "
+        "auto: 10; 0 if all thresholds are tried",
         "From the root down, v = -(G - p v_parent) / (H + `l2` + p), where p is "
         "counted like `l2`: small leaves borrow from their parents. (Hierarchical "
         "shrinkage, Agarwal et al. 2022, divides by the rows of the parent.) Does not "
@@ -251,14 +253,15 @@ class RoundSettings(LeafSettings, total=False):
         "the least curvature of a child, in the units of l2")]
     min_child_samples: Annotated[Any, _traced(
         "auto", _unless_traced(_or("auto", _integer(1))), "Trees",
-        "the minimum number of rows of a child; auto: N / 50, from 1 to 20; 3 to 20 "
+        "the minimum number of rows of a child; auto: N / 50, from 1 to 10; 3 to 20 "
         "for medians and quantiles; otherwise 1 if absolute",
         "`\"auto\"` for leaves that are order statistics (absolute error, quantiles): "
         "2 / min(tau, 1 - tau) - 1, at most 20; 20 if 75 % of the rows have almost no "
-        "curvature. N are all rows of positive weight; children are counted in the "
-        "sample of the splits.")]
-    subsample: Annotated[Number, _traced(1.0, _SHARE, "Sampling",
-        "the share of rows used to find the splits of a round",
+        "curvature. From 1 to 20 if all thresholds are tried. N are all rows of "
+        "positive weight; children are counted in the sample of the splits.")]
+    subsample: Annotated[Any, _traced("auto", _or("auto", _SHARE), "Sampling",
+        "the share of rows used to find the splits of a round; auto: 0.7; 1 if "
+        "absolute",
         "Exactly this share is drawn, without replacement; whole groups if `groups` "
         "are ids.")]
     leaf_rows: Annotated[LeafRows, Setting("all", _one_of(LeafRows), "Sampling",
@@ -288,9 +291,11 @@ class RoundSettings(LeafSettings, total=False):
         "groups of features, by index or name, that may meet on a path",
         "`[[0, 1], [1, 2, 3]]`: all features on a path from root to leaf are in one "
         "group. A feature of no group splits alone.")]
-    rows_per_threshold: Annotated[Count, _traced(0, _unless_traced(_integer(0)),
+    rows_per_threshold: Annotated[Any, _traced(
+        "auto", _unless_traced(_or("auto", _integer(0))),
         "Constraints and split candidates",
-        "rows of a node per threshold that it tries for each feature; 0: try all",
+        "rows of a node per threshold that it tries for each feature; 0: try all; "
+        "auto: 100; 0 if absolute or with other `candidates`",
         "Of a feature's cuts between bins with rows in the node, "
         "max(1, round(rows / `rows_per_threshold`)) are tried, drawn for each node and "
         "feature, evenly spread by rank. (Extremely randomized trees draw one by "
@@ -359,7 +364,7 @@ class TableSettings(RunSettings, total=False):
     num_rounds: Annotated[Any, Setting("auto", _or("auto", _integer(0)), "Trees",
         "rounds of boosting, each of which grows a tree for every score; auto: until "
         "the loss of held-out rows no longer falls",
-        "`\"auto\"`: at most 1,000 rounds, with early stopping after 50 without "
+        "`\"auto\"`: at most 2,000 rounds, with early stopping after 50 without "
         "improvement on `validation` or, without it, on held-out rows (see "
         "`validation_fraction`). 100 rounds where no rows can be held out: for "
         "streams, runs that continue a model, and fewer than 50 rows. "
@@ -433,9 +438,15 @@ def declared(kind: type) -> Mapping[str, Setting]:
 
 @dataclass(frozen=True)
 class Settings:
-    """The hyperparameters of a run, checked; read them as attributes."""
+    """The hyperparameters of a run, checked; read them as attributes.
+
+    Attributes:
+      values: their values; those that other settings decide are no longer "auto".
+      given: the values before.
+    """
 
     values: Mapping[str, Any]
+    given: Mapping[str, Any]
 
     def __getattr__(self, name: str) -> Any:
         values = self.__dict__.get("values", {})
@@ -445,7 +456,7 @@ class Settings:
 
     def replace(self, **changes: Any) -> "Settings":
         """Returns the settings with some values changed, and checked again."""
-        return read_settings({**self.values, **changes}, FitSettings)
+        return read_settings({**self.given, **changes}, FitSettings)
 
     def with_scores(self, loss: Any, y: Any) -> "Settings":
         """Returns the settings with the number of scores that these targets need."""
@@ -491,6 +502,12 @@ class Settings:
         return self.leaf_rows == "sample" and (isinstance(share, Tracer) or share < 1)
 
     @property
+    def draws_thresholds(self) -> bool:
+        """Whether nodes may try some of the thresholds of a feature."""
+        rows = self.rows_per_threshold
+        return isinstance(rows, Tracer) or rows > 0
+
+    @property
     def sorts_rows(self) -> bool:
         """Whether trees are grown from sorted rows, with a code for every value."""
         return self.candidates != "global" or self.candidate_weights != "samples"
@@ -506,19 +523,38 @@ def read_settings(given: Mapping[str, Any], kind: type = BoostSettings) -> Setti
     for name, setting in {**declared(FitSettings), **declared(kind)}.items():
         value = given.get(name, setting.default)
         values[name] = setting.check(name, value) if setting.check else value
-    settings = Settings(values)
+    settings = Settings({**values, **_decide_search(values)}, values)
     if settings.candidates == "exact" and settings.candidate_weights != "samples":
         raise ValueError(
             "candidate_weights must be 'samples' with candidates='exact', which tries "
             f"every value whatever it weighs, got {settings.candidate_weights!r}"
         )
-    rows: Any = settings.rows_per_threshold
-    if settings.candidates != "global" and (isinstance(rows, Tracer) or rows > 0):
+    if settings.candidates != "global" and settings.draws_thresholds:
+        rows: Any = settings.rows_per_threshold
         raise ValueError(
             "rows_per_threshold must be 0 unless candidates='global': nodes try all "
             f"candidates of other kinds, got {rows} with {settings.candidates!r}"
         )
     return settings
+
+
+def _decide_search(values):
+    """Replaces "auto" where other settings decide; docs/defaults.md has the reasons.
+
+    Samples of rows, of thresholds, and small leaves that borrow from their parents need
+    each other. "absolute" is for models like those of other libraries.
+    """
+    relative = values["regularization"] == "relative"
+    rows: Any = values["rows_per_threshold"]
+    if isinstance(rows, str):
+        rows = 100 if relative and values["candidates"] == "global" else 0
+    found = {"rows_per_threshold": rows}
+    if isinstance(values["subsample"], str):
+        found["subsample"] = 0.7 if relative else 1.0
+    if isinstance(values["parent_rows"], str):
+        draws = isinstance(rows, Tracer) or rows > 0
+        found["parent_rows"] = 10.0 if relative and draws else 0.0
+    return found
 
 
 def takes_settings(function: F) -> F:
