@@ -20,7 +20,7 @@ from implementations import IMPLEMENTATIONS, needs_cpu_kernels
 from jboost.entry.context import use_implementation
 from jboost.trees.category_splits import CategoryLimits, find_mixed_split, pack_bits
 from jboost.trees.limits import TreeLimits
-from jboost.trees.splitting import ValueLimits
+from jboost.trees.splitting import Draw, ValueLimits
 
 NUM_ROWS, NUM_FEATURES, NUM_BINS = 500, 4, 12
 WORDS = jnp.array([5, 6], jnp.uint32)
@@ -144,6 +144,46 @@ def test_a_planted_set_is_found_and_other_codes_are_told_apart():
     assert unpack(split.absent_codes) == {4, 6, 8, 9, 10, 11}
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_frequency_splits_where_means_are_noise(seed):
+    """Codes fall with frequency: of the first t of them, the best t, by brute force."""
+    rng = np.random.default_rng(seed)
+    sums = np.zeros((1, NUM_BINS, 3), np.int32)
+    sums[0, :, 0] = rng.integers(-1000, 1000, NUM_BINS)
+    sums[0, :, 1:] = rng.integers(1, 30, (NUM_BINS, 1))
+    sums[0, 0] *= seed % 2  # missing values, or none
+    rules = as_limits(references.Categories({0: NUM_BINS - 1}))
+    call = partial(
+        search, jnp.asarray(sums), UNIT, jnp.ones(1, bool), rules, jnp.float32(1e9),
+        l2=0.5, min_child_weight=0.0,
+    )  # fmt: skip
+    values = sums[0] * np.append(np.asarray(UNIT, np.float64), 1.0)
+    total, gains = values.sum(axis=0), {}
+    for last in range(1, NUM_BINS):
+        for missing_left in (False, True):
+            left = values[1 : last + 1].sum(axis=0) + missing_left * values[0]
+            scores = [
+                references.score(*s[:2], 0.5) for s in (left, total - left, total)
+            ]
+            gains[last, missing_left] = (scores[0] + scores[1] - scores[2]) / 2
+    # Where all rows have values, the two directions are one.
+    best = max(gains, key=lambda cut: (gains[cut], not cut[1]))
+    split = call(draw=Draw(jnp.int32(1), WORDS))
+    assert float(split.gain) == pytest.approx(gains[best], rel=1e-5)
+    assert unpack(split.left_codes) == {*range(1, best[0] + 1)}
+    assert bool(split.missing_left) == best[1] and int(split.threshold) == -1
+    assert not unpack(split.absent_codes)
+    # Without drawn thresholds, codes without an order of means stay together.
+    whole = unpack(call().left_codes)
+    assert whole in ({*range(1, NUM_BINS)}, set())
+    onehot = rules._replace(max_onehot=jnp.int32(NUM_BINS))
+    alone = search(
+        jnp.asarray(sums), UNIT, jnp.ones(1, bool), onehot, l2=0.5,
+        min_child_weight=0.0, draw=Draw(jnp.int32(1), WORDS),
+    )  # fmt: skip
+    assert len(unpack(alone.left_codes)) == 1
+
+
 def test_bits_are_where_they_are_said_to_be():
     chosen = np.random.default_rng(0).random(70) < 0.5
     assert unpack(pack_bits(jnp.asarray(chosen))) == set(np.flatnonzero(chosen))
@@ -223,18 +263,22 @@ def test_trees_equal_the_literal_grower(name, samples, held, implementation):
     np.testing.assert_array_equal(descended, leaf)
 
 
-# rows, bins, codes, depth, max_onehot, min_child_samples, missing, uniform, limited
+# rows, bins, codes, depth, max_onehot, min_child_samples, missing, uniform, limited,
+# rows per threshold
 SHAPES = {
-    "plain": (3000, 32, {1: 20, 3: 3}, 4, 4, 1, 0.1, False, False),
-    "counts": (20000, 64, {0: 40, 3: 3, 4: 63}, 4, 4, 20, 0.2, True, True),
-    "two bytes": (20000, 300, {0: 140, 1: 250}, 4, 4, 20, 0.2, False, True),
+    "plain": (3000, 32, {1: 20, 3: 3}, 4, 4, 1, 0.1, False, False, None),
+    "counts": (20000, 64, {0: 40, 3: 3, 4: 63}, 4, 4, 20, 0.2, True, True, None),
+    "two bytes": (20000, 300, {0: 140, 1: 250}, 4, 4, 20, 0.2, False, True, None),
+    "drawn": (20000, 64, {0: 40, 3: 3, 4: 63}, 5, 4, 20, 0.2, True, False, 300),
+    "drawn, limited": (20000, 300, {0: 140, 1: 250}, 5, 4, 5, 0.0, False, True, 100),
 }
 
 
 @needs_cpu_kernels
 @pytest.mark.parametrize("name", SHAPES)
 def test_trees_of_the_kernels_are_those_of_plain_xla(name):
-    size, bins, codes, depth, onehot, samples, missing, uniform, limited = SHAPES[name]
+    size, bins, codes, depth, onehot, samples, missing, *flags, rows = SHAPES[name]
+    uniform, limited = flags
     rng = np.random.default_rng(size)
     columns = rng.integers(1, bins, (5, size))
     for feature, count in codes.items():
@@ -254,6 +298,7 @@ def test_trees_of_the_kernels_are_those_of_plain_xla(name):
         min_child_samples=samples,
         values=values if limited else None,
         categories=as_limits(references.Categories(codes, onehot)),
+        rows_per_threshold=None if rows is None else jnp.int32(rows),
     )
     rows = (
         jnp.asarray(columns.astype(np.uint8 if bins <= 256 else np.uint16)),

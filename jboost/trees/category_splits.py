@@ -23,6 +23,9 @@ expectation given the data,
 phi is not centered: it includes the mean of the node and the differences between
 categories, so that categories of one or two rows are always shrunk. Where categories
 differ by no more than chance, tau is 0 and no set has a gain.
+
+How often a category occurs may say more than its mean: codes fall with the weight of
+their categories in training, and thresholds on codes are candidates, too.
 """
 
 from functools import partial
@@ -92,7 +95,9 @@ def find_mixed_split(
 
     A node's categories are sorted by their shrunk means (see above), ties by code;
     candidates are the first 1, 2, ... of them. A feature with at most ``max_onehot``
-    codes splits off one category at a time, without shrinking. Gains are those of
+    codes splits off one category at a time, without shrinking. With ``draw``, other
+    features are also split by thresholds on their codes, which are in the order of the
+    weights of their categories. Gains are those of
     :func:`jboost.trees.splitting.search_split`, from the shrunk sums. Equal gains go to
     the lowest feature, then to the fewest categories (or the lowest code), then to
     missing rows right.
@@ -102,16 +107,20 @@ def find_mixed_split(
     categories, the Split has threshold -1, and bits of the codes.
     """
     is_category = jnp.zeros(features.shape, bool).at[categories.features].set(True)
+    onehot = (categories.num_codes <= categories.max_onehot)[:, None]
+    ordered = ~is_category
+    if draw is not None:
+        by_weight = ~onehot[:, 0] & (draw.rows_per_threshold > 0)
+        ordered = ordered.at[categories.features].set(by_weight)
     # min_gain is taken off at the end: rounding could make gains equal.
     numeric = search_split(
-        histogram, unit, features & ~is_category, l2=l2, min_gain=0.0, values=values,
+        histogram, unit, features & ordered, l2=l2, min_gain=0.0, values=values,
         min_child_weight=min_child_weight, min_child_samples=min_child_samples,
         draw=draw,
     )  # fmt: skip
     sums = jnp.moveaxis(histogram[categories.features], -1, 0)
     total = jnp.sum(sums[:, :1], axis=2, keepdims=True)
     missing = sums[:, :, MISSING, None]
-    onehot = (categories.num_codes <= categories.max_onehot)[:, None]
     shrunk, varies = _shrink(sums, squares, total)
     shrunk = jnp.where(onehot[None], sums, shrunk)
     ranked = _rank_codes(sums, shrunk, onehot, varies)
@@ -121,12 +130,12 @@ def find_mixed_split(
     total = jnp.sum(shrunk, axis=2, keepdims=True)
     gain_of = _scoring(total, unit, l2, values)
     allowed = ranked.admissible & features[categories.features][:, None]
+    code = jnp.arange(histogram.shape[1], dtype=jnp.int32)
     if draw is not None:
         count = jnp.sum(ranked.seen, axis=1, dtype=jnp.int32)
         complete = jnp.all(missing == 0, axis=(0, 2)) & ~onehot[:, 0]
         cuts = count - complete.astype(jnp.int32)
         cuts = jnp.where(onehot[:, 0] | varies[:, 0], cuts, 1)
-        code = jnp.arange(histogram.shape[1], dtype=jnp.int32)
         filled = code[None, :] < count[:, None]
         allowed &= draw_thresholds(filled, cuts, num_rows, categories.features, draw)
 
@@ -143,6 +152,8 @@ def find_mixed_split(
     goes_left, absent = _sides(
         ranked, group, rank, onehot[group], categories.num_codes[group]
     )
+    by_code = is_category[numeric.feature]
+    heavier = by_code & (code > MISSING) & (code <= numeric.threshold)
     bounds = numeric.child_bounds
     if values is not None and bounds is not None:
         # Between sets of categories there is no order to keep.
@@ -150,12 +161,12 @@ def find_mixed_split(
         bounds = jnp.where(better, same, bounds)
     return Split(
         feature=jnp.where(better, feature, numeric.feature),
-        threshold=jnp.where(better, CATEGORICAL, numeric.threshold),
+        threshold=jnp.where(better | by_code, CATEGORICAL, numeric.threshold),
         missing_left=jnp.where(better, left, numeric.missing_left),
         gain=gain - min_gain,
         found=is_worth(gain, size[0, 0], min_gain),
         child_bounds=bounds,
-        left_codes=pack_bits(better & goes_left),
+        left_codes=pack_bits(jnp.where(better, goes_left, heavier)),
         absent_codes=pack_bits(better & absent),
     )
 

@@ -304,6 +304,12 @@ void FindCategorySplits(const Pool& pool, const Search& search,
     } else {
       std::fill_n(left, splits.num_words, 0u);
       std::fill_n(absent, splits.num_words, 0u);
+      if (categories.Has(splits.feature[slot])) {
+        for (int64_t code = 1; code <= splits.threshold[slot]; ++code) {
+          left[code / kWordBits] |= uint32_t{1} << (code % kWordBits);
+        }
+        splits.threshold[slot] = kCategorical;
+      }
     }
     splits.gain[slot] = gain - search.min_gain;
     splits.found[slot] = IsWorth(gain, size, search.min_gain);

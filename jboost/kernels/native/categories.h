@@ -4,6 +4,7 @@
 #ifndef JBOOST_CATEGORIES_H_
 #define JBOOST_CATEGORIES_H_
 
+#include <algorithm>
 #include <cstdint>
 #include <vector>
 
@@ -24,6 +25,14 @@ struct CategoryLimits {
   const int32_t* num_codes;  // [G]
   int64_t num_groups;
   int32_t max_onehot;
+
+  // Whether codes of a group are split by thresholds, too.
+  bool HasThresholds(const Search& search, int64_t group) const {
+    return search.rows_per_threshold > 0 && num_codes[group] > max_onehot;
+  }
+  bool Has(int32_t feature) const {
+    return std::binary_search(features, features + num_groups, feature);
+  }
 };
 
 // The greatest magnitude of the gradient's integers of the rows, which are in slot 0.
@@ -38,7 +47,8 @@ void SumSquares(const Pool& pool, const Rows& rows, int64_t num_rows,
 float JoinSquares(const int32_t digits[4], int32_t greatest_gradient);
 
 // Writes the better one of the split in `numeric`, by a threshold and with min_gain not
-// subtracted, and the best categorical split. `squares` [slots] are those of
+// subtracted, and the best categorical split. A threshold on the codes of categories is
+// written as a set. `squares` [slots] are those of
 // JoinSquares. `values` may be null; its child bounds are not written.
 void FindCategorySplits(const Pool& pool, const Search& search,
                         const LimitsOfSlots* values, const CategoryLimits& categories,

@@ -133,7 +133,8 @@ void Descend(const TreeLimits& limits, int64_t level, const Splits& splits,
   }
 }
 
-// Finds the better ones of splits by thresholds and by sets of categories.
+// Finds the better ones of splits by thresholds (also on codes of categories, which are
+// in the order of their weights) and by sets of categories.
 void FindMixedSplits(const Pool& pool, const Search& search,
                      const LimitsOfSlots* limited, const CategoryLimits& categories,
                      const float* squares, const Splits& level) {
@@ -144,6 +145,7 @@ void FindMixedSplits(const Pool& pool, const Search& search,
                              search.masks + num_slots * search.num_features);
   for (int64_t slot = 0; slot < num_slots; ++slot) {
     for (int64_t group = 0; group < categories.num_groups; ++group) {
+      if (categories.HasThresholds(search, group)) continue;
       masks[slot * search.num_features + categories.features[group]] = 0;
     }
   }
