@@ -85,6 +85,40 @@ def test_a_refit_is_that_of_all_rows(name):
     np.testing.assert_array_equal(model.sums.weight, expected.sums.weight)
 
 
+@pytest.mark.parametrize("name", CASES)
+def test_a_refit_may_take_the_validation_set_in(name):
+    """It is that of all rows in their order."""
+    part = np.arange(ROWS) < 152  # 19 queries
+    given = dict(x=X, y=Y, loss=jb.losses.squared_error) | CASES[name]
+    of_rows = ("x", "y", "sample_weight", "offset", "groups")
+
+    def take(value, rows):
+        if isinstance(value, str) or value is None:
+            return value
+        if isinstance(value, pd.DataFrame):
+            return value[rows]
+        if isinstance(value, dict):
+            return {key: each[rows] for key, each in value.items()}
+        return value[rows]
+
+    train, held = (
+        {key: take(given.get(key), rows) for key in of_rows} for rows in (part, ~part)
+    )
+    settings = {k: v for k, v in given.items() if k not in of_rows}
+    call = CALL | settings | train | dict(validation=jb.rows(**held))
+    before, told = jb.fit(**call)
+    model, history = jb.fit(**call | dict(refit=True))
+    assert history.choices.pop("refit") and not told.choices.pop("refit")
+    same_histories(history, told)
+    of_splits = ("num_scores", "share_structure", "subsample", "rows_per_threshold")
+    rest = {k: v for k, v in given.items() if k not in of_splits}
+    expected = jb.refit(before, rest.pop("x"), rest.pop("y"), **rest)
+    np.testing.assert_allclose(
+        model.leaf_value, expected.leaf_value, rtol=2e-4, atol=2e-6
+    )
+    np.testing.assert_array_equal(model.sums.weight, expected.sums.weight)
+
+
 def test_a_draw_takes_shares_of_classes_and_whole_groups():
     counted, labels = WEIGHTS > 0, (np.arange(ROWS) % 7 == 0)
     for share in (0.1, 0.2, 0.35):
@@ -192,8 +226,16 @@ def test_what_refit_cannot_do_keeps_the_model(monkeypatch):
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (dict(num_rounds=5, early_stopping_rounds=None, refit=True), "refit must be"),
-        (dict(validation=(X, Y), refit=True), "refit must be 'auto' or False"),
+        (dict(early_stopping_rounds=None, refit=True), "refit must be 'auto' or False"),
+        (
+            dict(
+                x=jb.stream([(X, Y)], memory="64 MiB"),
+                y=None,
+                validation=(X, Y),
+                refit=True,
+            ),
+            "refit must be 'auto' or False",
+        ),
         (dict(monotone=[1, 0, 0], refit=True), "refit must be .* with monotone"),
         (dict(num_rounds="auto", early_stopping_rounds=None), "num_rounds must be a n"),
         (dict(num_rounds="all"), "num_rounds must be .* or 'auto'"),

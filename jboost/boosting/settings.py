@@ -414,7 +414,8 @@ class HoldOutSettings(TableSettings, total=False):
         "whether leaf values are at last fitted to all rows, those held out included",
         "Splits, and the number of rounds, stay; the leaf values of all rounds are "
         "computed again, in order (`jboost.refit`). `\"auto\"`: yes if rows were held "
-        "out without `validation`. Losses in `history` are those before.")]
+        "out without `validation`; True: the first validation set is added to the "
+        "training rows. Losses in `history` are those before.")]
 
 
 class StudySettings(TableSettings, ScoreSettings, total=False):

@@ -12,7 +12,6 @@ import numpy as np
 from jaxtyping import ArrayLike, Shaped
 
 from jboost import losses
-from jboost.boosting.groups import check_first_group, place_groups, read_groups
 from jboost.boosting.method import initial_scores
 from jboost.boosting.settings import (
     LeafSettings,
@@ -30,11 +29,10 @@ from jboost.tables.domains import check_domain, warn_of_collisions
 from jboost.tables.frames import read_frame
 from jboost.tables.sparse import is_sparse
 from jboost.tables.targets import check_weights
-from jboost.training.chunks import Job
 from jboost.training.leaf_rounds import mix, refit_rounds
-from jboost.training.preparing import make_problem, prepare_job_groups
+from jboost.training.preparing import make_leaf_job
 from jboost.training.request import may_pad_rows
-from jboost.training.rows import PaddedRows, put_rows
+from jboost.training.rows import PaddedRows, put_grouped_rows
 from jboost.training.starting import start
 
 
@@ -131,15 +129,12 @@ def refit(
     padded = may_pad_rows(loss, groups)
     x, rows = read_rows(model, (x, y, sample_weight, offset), loss, padded, groups)
     with resolve_implementation(rows.data.weights):
-        problem = make_problem(chosen, loss, rows, None)
-        if problem.loss.coupled:
-            problem, _ = prepare_job_groups(problem, {})
-        job = Job(problem, rates, rows, {}, {}, {})
+        job = make_leaf_job(chosen, loss, rows, rates)
         state, _ = start(job, begin, seed=0)
         if decay > 0:
             mixed = mix(decay, model.init_score, state.init_score)
             state, _ = start(job, mixed.reshape(-1), seed=0)
-        return refit_rounds(model, x, job, state, decay, progress)
+        return refit_rounds(model, [x], job, state, decay, progress)
 
 
 class ModelRows(NamedTuple):
@@ -199,14 +194,9 @@ def read_rows(
         weights = check_weights(weights, size, f"{prefix}sample_weight")
     if model.categories is not None and not held:
         _check_known(model, frame, weights)
-    given, factors = read_groups(groups, loss, weights, size, prefix)
-    rows = put_rows(size, y, factors, offset, num_scores, padded, prefix)
-    if given is not None:
-        check_first_group(
-            loss, given, rows.real[0], num_scores, given.weights is not None
-        )
-        placed = place_groups(given, len(rows.data.weights))
-        rows = rows._replace(data=rows.data._replace(groups=placed))
+    rows = put_grouped_rows(
+        size, y, weights, offset, groups, loss, num_scores, padded, prefix
+    )
     check_domain(loss, rows.data.targets, rows.data.weights, num_scores, f"{prefix}y")
     return ModelRows(x if wide or is_sparse(x) else matrix, rows)
 

@@ -363,7 +363,7 @@ def _make_part(model, given: ModelRows) -> Part:
         (model.num_rounds, model.num_scores, given.rows.offset.shape[1]), small
     )
     first = 0
-    for found in find_leaves(model, given.x, given.rows):
+    for found in find_leaves(model, [given.x], given.rows):
         leaves[first : first + len(found)] = found  # all scores of a shared tree
         first += len(found)
     init_score = np.asarray(model.init_score).reshape(-1, 1)

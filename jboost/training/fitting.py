@@ -42,7 +42,12 @@ from jboost.training.continuing import continue_from
 from jboost.training.host_loop import FitRun, run_rounds
 from jboost.training.leaf_rounds import refit_rounds
 from jboost.training.metrics import By, Metrics
-from jboost.training.preparing import Prepared, make_job, prepare_rows
+from jboost.training.preparing import (
+    Prepared,
+    make_job,
+    make_leaf_job,
+    prepare_rows,
+)
 from jboost.training.record import Trained, TrainingError, TrainingInterrupted
 from jboost.training.request import (
     FitRequest,
@@ -201,7 +206,7 @@ def _train(request: FitRequest) -> Trained:
     refuse_large_run(request)
     with lock_checkpoint(request.checkpoint):
         prepared = prepare_rows(request)
-        if request.holds_out and prepared.whole is None:
+        if request.holds_out and not prepared.sets:
             request = request.with_fixed_rounds()
         with (
             resolve_implementation(prepared.training.rows.data.weights),
@@ -210,9 +215,9 @@ def _train(request: FitRequest) -> Trained:
         ):
             run = begin_run(request, prepared, bar)
             trained = run_rounds(run)
-            if prepared.whole is None or not request.settings.refits:
+            if prepared.whole is None:
                 return trained
-            return _refit(request, prepared.with_all_rows(), run.record, trained)
+            return _refit(request, prepared.whole, run.record, trained)
 
 
 def begin_run(request: FitRequest, prepared: Prepared, bar: tqdm) -> FitRun:
@@ -251,21 +256,21 @@ def begin_run(request: FitRequest, prepared: Prepared, bar: tqdm) -> FitRun:
     )
 
 
-def _refit(request, prepared, record, trained):
-    """Fits the leaf values of all rounds to all rows, those held out included."""
+def _refit(request, rows, record, trained):
+    """Fits the leaf values of all rounds to rows that include those held out."""
     (model, history), settings = trained, request.settings
     settings = settings.replace(
         subsample=1.0,
         min_child_weight=0.0,  # below it, a root of training adds nothing
         share_structure=model.num_scores > 1 and model.shares_structure,
     )
-    rates = request.rates[: model.num_rounds]
-    job = make_job(
-        request._replace(settings=settings, rates=rates, metrics={}), prepared
-    )
+    job = make_leaf_job(settings, request.loss, rows, request.rates[: model.num_rounds])
+    tables = [request.rows.x]
+    if not request.holds_out:  # the first validation set
+        tables.append(next(iter(request.sets.values()))[1][0])
     try:
         state, _ = start(job, request.begin, settings.seed)
-        return Trained(refit_rounds(model, request.rows.x, job, state), history)
+        return Trained(refit_rounds(model, tables, job, state), history)
     except ValueError as error:
         raise TrainingError(
             f"leaf values could not be fitted to all rows: {error}; the error's .model "

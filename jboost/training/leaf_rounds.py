@@ -5,7 +5,7 @@ In: a model, and rows with their loss and settings. Out: the model with the same
 ``fit`` calls this after rows were held out, and ``refit`` for any rows.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -47,7 +47,7 @@ _MOST_LEAVES = 2**26  # leaf indices of all rows and rounds at a time
 
 def refit_rounds(
     model: Ensemble,
-    x: Any,
+    tables: Sequence[Any],
     job: Job,
     state: BoostState,
     decay: float = 0.0,
@@ -56,7 +56,8 @@ def refit_rounds(
     """Returns the model with new leaf values in all its rounds; see :func:`refit`.
 
     Args:
-      x: the table of the rows of the job, which determines their leaves.
+      tables: the tables of the rows of the job, one after the other, which determine
+        their leaves.
       job: the rows, their loss and settings, and the learning rate of each round.
       state: the state of the rows before the first round.
       decay: the share of the old values that is kept.
@@ -81,7 +82,7 @@ def refit_rounds(
     parts = [Refitted(none, LeafSums(none, none, none, no_l2))]  # no rounds
     first, before = 0, np.asarray(state.lost)
     with open_bar(model.num_rounds, progress) as bar:
-        for leaves in find_leaves(model, x, job.rows):
+        for leaves in find_leaves(model, tables, job.rows):
             count = len(leaves)
             rates, leaves, values = (
                 _fill(array, step) for array in (job.rates[first:], leaves, old[first:])
@@ -118,18 +119,18 @@ def _rounds_at_once(rows: PaddedRows) -> int:
 
 
 def find_leaves(
-    model: Ensemble, x: Any, rows: PaddedRows
+    model: Ensemble, tables: Sequence[Any], rows: PaddedRows
 ) -> Iterator[Int32[np.ndarray, "R S N"]]:
     """Yields the leaf of each row in each tree, for some rounds at a time.
 
-    ``x`` is the table of the rows. Padding has the leaves of row 0; rows that are
-    divided among devices have none.
+    ``tables`` hold the rows, one after the other. Padding has the leaves of row 0; rows
+    that are divided among devices have none.
     """
     total = rows.size if rows.spread is not None else rows.offset.shape[1]
     step = _rounds_at_once(rows)
     for first in range(0, model.num_rounds, step):
         part = map_rounds(lambda array, f=first: array[f : f + step], model)
-        found = np.asarray(leaf_indices(part, x))
+        found = np.concatenate([np.asarray(leaf_indices(part, x)) for x in tables])
         found = found.reshape(rows.size, -1, model.feature.shape[1])
         yield np.ascontiguousarray(pad_rows(found, total).transpose(1, 2, 0))
 

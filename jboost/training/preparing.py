@@ -51,6 +51,7 @@ from jboost.training.request import FitRequest, RawRows
 from jboost.training.rows import (
     PaddedRows,
     bin_rows,
+    join_rows,
     make_sets,
     padded_columns,
 )
@@ -85,7 +86,7 @@ class Prepared(NamedTuple):
       feature_names: the names of the columns, if known.
       model: the model that training goes on from; None: no model. It holds how gaps of
         sparse matrices are read, which may be decided only now.
-      whole: the training rows before some were held out; None if none were.
+      whole: the rows that leaf values are at last fitted to; None: they stay.
     """
 
     training: TrainingRows
@@ -98,12 +99,6 @@ class Prepared(NamedTuple):
     def bins(self) -> Bins:
         """The bins of the training rows."""
         return self.training.bins
-
-    def with_all_rows(self) -> "Prepared":
-        """Returns the same with the rows that were held out as training rows."""
-        assert self.whole is not None
-        training = self.training._replace(rows=self.whole)
-        return self._replace(training=training, sets={}, whole=None)
 
 
 def prepare_rows(request: FitRequest) -> Prepared:
@@ -145,7 +140,13 @@ def prepare_rows(request: FitRequest) -> Prepared:
                 targets, weights = part.real
             check_domain(request.loss, targets, weights, num_scores, name)
     prepared = Prepared(training, sets, names, model)
-    return _hold_out(request, prepared) if request.holds_out else prepared
+    if request.holds_out:
+        return _hold_out(request, prepared)
+    if request.settings.refit is True:
+        pair = rows, next(iter(sets.values()))
+        whole = join_rows(pair, request.loss, num_scores, request.padded)
+        return prepared._replace(whole=whole)
+    return prepared
 
 
 def _hold_out(request, prepared):
@@ -168,7 +169,12 @@ def _hold_out(request, prepared):
         return prepared
     train, held = divided
     training = prepared.training._replace(rows=train)
-    return prepared._replace(training=training, sets={UNNAMED: held}, whole=rows)
+    whole = rows._replace(data=rows.data._replace(codes=None))
+    return prepared._replace(
+        training=training,
+        sets={UNNAMED: held},
+        whole=whole if settings.refits else None,
+    )
 
 
 def bin_arrays(
@@ -346,7 +352,7 @@ def make_job(request: FitRequest, prepared: Prepared) -> Job:
     if problem.loss.coupled:
         settings = request.settings
         refuse_bags(problem.loss, problem.data.groups, settings)
-        problem, sets = prepare_job_groups(problem, sets, settings.leaves_out)
+        problem, sets = _prepare_groups(problem, sets, settings.leaves_out)
     named = {"train": rows, **sets}
     with agree():
         for part in named.values():
@@ -360,9 +366,17 @@ def make_job(request: FitRequest, prepared: Prepared) -> Job:
     return Job(problem, request.rates, rows, sets, request.metrics, real)
 
 
-def prepare_job_groups(
-    problem: Problem, sets: dict[str, PaddedRows], sampled: bool = False
-) -> tuple[Problem, dict[str, PaddedRows]]:
+def make_leaf_job(
+    settings: Settings, loss: Any, rows: PaddedRows, rates: np.ndarray
+) -> Job:
+    """Makes a job that fits leaf values only: rows have no codes."""
+    problem = make_problem(settings, loss, rows, None)
+    if problem.loss.coupled:
+        problem, _ = _prepare_groups(problem, {}, sampled=False)
+    return Job(problem, rates, rows, {}, {}, {})
+
+
+def _prepare_groups(problem, sets, sampled):
     """Computes the group inputs that all rounds share, for all sets of rows."""
 
     def prepare(data):

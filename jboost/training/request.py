@@ -217,10 +217,10 @@ def _decide_rounds(settings, rows, loss, sets, model):
             "be held out"
         )
     holds_out = stops and can
-    if settings.refit is True and not holds_out:
+    if settings.refit is True and (not stops or isinstance(rows.x, RowSource)):
         raise ValueError(
-            "refit must be 'auto' or False unless fit holds out rows, by early "
-            "stopping without validation; jb.refit(model, x, y) takes any rows"
+            "refit must be 'auto' or False unless training stops early on rows in "
+            "memory; jb.refit(model, x, y) takes any rows"
         )
     if settings.refit is True and settings.monotone is not None:
         raise ValueError(

@@ -5,7 +5,7 @@ In: a matrix, targets, weights and offset of the training rows or of a validatio
 set. Out: PaddedRows, which the compiled program takes.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -15,7 +15,12 @@ import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Array, Float, Shaped
 
-from jboost.boosting.groups import match_groups, place_groups, read_groups
+from jboost.boosting.groups import (
+    check_first_group,
+    match_groups,
+    place_groups,
+    read_groups,
+)
 from jboost.boosting.state import Data
 from jboost.codes.binning import bin_columns, bin_entries
 from jboost.codes.bins import Bins
@@ -211,6 +216,56 @@ def bin_rows(
         codes = bin_columns(*_add_columns(bins, matrix, num_columns), total)
     data = rows.data._replace(codes=codes, groups=place_groups(groups, total))
     return rows._replace(data=data, num_features=bins.num_features)
+
+
+def join_rows(
+    parts: Sequence[PaddedRows], loss: Any, num_scores: int, padded: bool
+) -> PaddedRows:
+    """Joins sets of rows, one after the other, without their codes."""
+    sizes = [part.size for part in parts]
+
+    def join(*arrays):
+        return np.concatenate(arrays)
+
+    targets, weights = jax.tree.map(join, *(part.real for part in parts))
+    offset = join(*(part.fetch(part.offset, axis=1).T for part in parts))
+    offset = offset[:, 0] if num_scores == 1 else offset
+    groups: Any = parts[0].data.groups
+    if groups is not None and groups.kind == "ids":
+        numbers = [np.asarray(part.data.groups.number) for part in parts]  # type: ignore
+        shifts = np.cumsum([0, *(1 + np.max(number) for number in numbers)])
+        pairs = zip(numbers, shifts[:-1], sizes, strict=True)
+        groups = join(*(number[:size] + shift for number, shift, size in pairs))
+    elif groups is not None:
+        groups = replace(groups, weights=None)
+    return put_grouped_rows(
+        sum(sizes), targets, weights, offset, groups, loss, num_scores, padded,
+        mesh=None if parts[0].spread is None else parts[0].spread.mesh,
+    )  # fmt: skip
+
+
+def put_grouped_rows(
+    size: int,
+    y: Any,
+    weights: Any,
+    offset: Any,
+    groups: Any,
+    loss: Any,
+    num_scores: int,
+    padded: bool,
+    prefix: str = "",
+    mesh: Mesh | None = None,
+) -> PaddedRows:
+    """Makes the rows of :func:`bin_rows` without codes, but with their groups."""
+    spread = None if mesh is None else spread_rows(mesh, size, padded)
+    found, factors = read_groups(groups, loss, weights, size, prefix)
+    rows = put_rows(size, y, factors, offset, num_scores, padded, prefix, spread)
+    if found is None:
+        return rows
+    own = found.weights is not None
+    check_first_group(loss, found, rows.real[0], num_scores, own)
+    placed = place_groups(found, len(rows.data.weights))
+    return rows._replace(data=rows.data._replace(groups=placed))
 
 
 def put_rows(

@@ -587,7 +587,7 @@ def start_record(request: Any, prepared: Any, job: Job, state: BoostState, rule:
             rows_per_threshold=request.settings.rows_per_threshold,
             parent_rows=float(request.settings.parent_rows),
             early_stopping_rounds=request.settings.early_stopping_rounds,
-            refit=prepared.whole is not None and request.settings.refits,
+            refit=prepared.whole is not None,
         ),
         feature_names=prepared.feature_names,
         metric_names=tuple(job.metrics),
