@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The four libraries of compare_libraries.py: one fit, two curves of losses.
+"""The libraries of compare_libraries.py: one fit, two curves of losses.
 
 In: training, validation and test rows, and what is given to all libraries (rounds,
 learning rate, depth). Out: the mean loss of the validation and of the test rows after
@@ -19,29 +19,36 @@ from typing import Any, NamedTuple
 import numpy as np
 from compare_tables import Rows
 
-LIBRARIES = ("jboost", "xgboost", "lightgbm", "sklearn")
+LIBRARIES = ("jboost", "xgboost", "lightgbm", "sklearn", "catboost")
 CODES = "jboost-codes"  # jboost that reads categories as numbers
-STAGES = (*range(1, 100), *range(100, 1001, 5))  # losses are measured here
+STAGES = (*range(1, 100), *range(100, 2001, 5))  # losses are measured here
 POWER = 1.5  # of Tweedie's variance; the default of XGBoost and LightGBM
 OBJECTIVES = {
-    "squared_error": ("reg:squarederror", "regression", "squared_error"),
-    "logistic": ("binary:logistic", "binary", "log_loss"),
-    "softmax": ("multi:softprob", "multiclass", "log_loss"),
-    "poisson": ("count:poisson", "poisson", "poisson"),
-    "gamma": ("reg:gamma", "gamma", "gamma"),
-    "tweedie": ("reg:tweedie", "tweedie", None),
-    "absolute_error": ("reg:absoluteerror", "l1", "absolute_error"),
-    "quantile": ("reg:quantileerror", "quantile", "quantile"),
-    "huber": ("reg:pseudohubererror", "huber", None),
+    "squared_error": ("reg:squarederror", "regression", "squared_error", "RMSE"),
+    "logistic": ("binary:logistic", "binary", "log_loss", "Logloss"),
+    "softmax": ("multi:softprob", "multiclass", "log_loss", "MultiClass"),
+    "poisson": ("count:poisson", "poisson", "poisson", "Poisson"),
+    "gamma": ("reg:gamma", "gamma", "gamma", None),
+    "tweedie": ("reg:tweedie", "tweedie", None, f"Tweedie:variance_power={POWER}"),
+    "absolute_error": ("reg:absoluteerror", "l1", "absolute_error", "MAE"),
+    "quantile": ("reg:quantileerror", "quantile", "quantile", "Quantile:alpha="),
+    "huber": ("reg:pseudohubererror", "huber", None, "Huber:delta=1"),
 }
+BARE = 2000  # rounds at most where each library has its own rate and depth
 
 
 class Settings(NamedTuple):
-    """What all libraries are given."""
+    """What all libraries are given.
+
+    With ``bare`` they are given nothing but the rows. Peers make ``BARE`` rounds, and
+    the best one on the validation rows counts, as with early stopping; jboost gets
+    training and validation rows in one table.
+    """
 
     rounds: int = 300
     rate: float = 0.1
     depth: int = 6
+    bare: bool = False
     equal: bool = False  # the other parameters are equal too, not the defaults
     threads: int = 2  # of the peers
     own: dict[str, Any] = {}  # noqa: RUF012  # more arguments of jb.fit
@@ -113,13 +120,15 @@ def start_score(kind: str, train: Rows, rows: Rows) -> np.ndarray:
 # ---- parameters ---------------------------------------------------------------------
 
 
-def list_parameters(library: str, kind: str, settings: Settings) -> dict[str, Any]:
-    """Returns the parameters as a library names them; {} if it lacks the loss."""
+def list_parameters(
+    library: str, kind: str, settings: Settings
+) -> dict[str, Any] | None:
+    """Returns the parameters as a library names them; None if it lacks the loss."""
     name, *tau = kind.split()
     tau = float(tau[0]) if tau else None
     peers = dict(zip(LIBRARIES[1:], OBJECTIVES[name], strict=True))
     if library in peers and peers[library] is None:
-        return {}
+        return None
     match library:
         case "xgboost":
             named = {"objective": peers[library], "quantile_alpha": tau}
@@ -130,9 +139,13 @@ def list_parameters(library: str, kind: str, settings: Settings) -> dict[str, An
             named |= {"deterministic": True, "force_row_wise": True}
         case "sklearn":
             named = {"loss": peers[library], "quantile": tau, "early_stopping": False}
+        case "catboost":
+            level = tau if name == "quantile" else ""
+            named = {"loss_function": f"{peers[library]}{level}"}
         case _:
             named = {}
-    named |= {"learning_rate": settings.rate, "max_depth": settings.depth}
+    if not settings.bare:
+        named |= {"learning_rate": settings.rate, "max_depth": settings.depth}
     if settings.equal:
         named |= list_equal(library, name, settings.depth)
     if library not in peers:
@@ -160,10 +173,11 @@ def list_equal(library: str, name: str, depth: int) -> dict[str, Any]:
             max_bins=255, l2_regularization=1.0, min_samples_leaf=rows,
             max_leaf_nodes=2**depth,
         ),
+        "catboost": dict(border_count=254, l2_leaf_reg=1.0, min_data_in_leaf=rows),
     }[library.removesuffix("-codes")]  # fmt: skip
 
 
-# ---- the four libraries -------------------------------------------------------------
+# ---- the libraries ------------------------------------------------------------------
 
 # Scores of some rows after each of the stages.
 Staged = Callable[[Rows], Iterator[np.ndarray]]
@@ -186,9 +200,10 @@ def fit_jboost(
     given = train.offset.any()
     if kind == "softmax":
         parameters["num_scores"] = int(train.target.max()) + 1
+    rounds = {} if settings.bare else {"num_rounds": settings.rounds}
     begin = time.perf_counter()
     model, _ = jb.fit(
-        train.x, train.target, loss, num_rounds=settings.rounds,
+        train.x, train.target, loss, **rounds,
         offset=train.offset if given else None,
         categorical=train.categorical or None, **parameters,
     )  # fmt: skip
@@ -196,7 +211,11 @@ def fit_jboost(
     seconds = time.perf_counter() - begin
 
     def stage(rows: Rows):
-        scores = jb.staged_predict(model, rows.x, offset=rows.offset if given else None)
+        offset = rows.offset if given else None
+        if settings.bare:
+            yield np.asarray(jb.predict(model, rows.x, offset=offset))
+            return
+        scores = jb.staged_predict(model, rows.x, offset=offset)
         yield from (np.asarray(scores[s - 1]) for s in list_stages(settings.rounds))
 
     return stage, seconds
@@ -311,7 +330,50 @@ def fit_sklearn(
     return stage, seconds
 
 
+def fit_catboost(
+    kind: str, parameters: dict, train: Rows, settings: Settings
+) -> tuple[Staged, float]:
+    """Does the same with CatBoost; categories become strings, as it takes them."""
+    import catboost
+    import pandas as pd
+
+    given = train.offset.any()
+
+    def make_pool(rows):
+        frame = pd.DataFrame(rows.x)
+        for position in rows.categorical:
+            frame[position] = rows.x[:, position].astype(str)
+        start = start_score(kind, train, rows) if given else None
+        return catboost.Pool(
+            frame, rows.target, cat_features=list(rows.categorical), baseline=start
+        )
+
+    begin = time.perf_counter()
+    model = catboost.CatBoost(
+        dict(
+            iterations=settings.rounds, thread_count=settings.threads, verbose=False,
+            allow_writing_files=False, **parameters,
+        )
+    )  # fmt: skip
+    model.fit(make_pool(train))
+    seconds = time.perf_counter() - begin
+
+    def stage(rows):
+        pool, total = make_pool(rows), 0.0
+        for first, end in pairwise([0, *list_stages(settings.rounds)]):
+            part = {"ntree_start": first, "ntree_end": end}
+            # Each range adds the baseline, but only the first the initial score.
+            score = model.predict(pool, prediction_type="RawFormulaVal", **part)
+            total = total + score
+            if given and first > 0:
+                total = total - start_score(kind, train, rows)
+            yield total
+
+    return stage, seconds
+
+
 FITS = {
+    "catboost": fit_catboost,
     "jboost": fit_jboost,
     CODES: fit_jboost,
     "xgboost": fit_xgboost,
@@ -335,6 +397,8 @@ def measure(
     if library == CODES:
         parts = tuple(rows._replace(categorical=()) for rows in parts)
     train, validation, test = parts
+    if settings.bare and library.startswith("jboost"):
+        train = train.join(validation)
     parameters = list_parameters(library, kind, settings)
     stage, seconds = FITS[library](kind, parameters, train, settings)
     result = {"rounds": settings.rounds, "seconds": round(seconds, 4)}

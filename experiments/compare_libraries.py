@@ -1,11 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Are jboost's defaults as good as its peers' on held-out rows, for every kind of loss?
 
-The peers are XGBoost, LightGBM and scikit-learn's HistGradientBoosting. All libraries
-get the same rounds, learning rate and depth, and use their own defaults for the rest
-(LightGBM and scikit-learn 31 leaves of at least 20 rows, XGBoost a weight of 1).
+The peers are XGBoost, LightGBM, scikit-learn's HistGradientBoosting and, where it is
+installed, CatBoost. All libraries get the same rounds, learning rate and depth, and use
+their own defaults for the rest (LightGBM and scikit-learn 31 leaves of at least 20
+rows, XGBoost a weight of 1). With `--bare` they get nothing but the rows: jboost
+`fit(x, y, loss)` on training and validation rows, the others at most 2,000 rounds, of
+which those until the best one on the validation rows count.
 
     python experiments/compare_libraries.py --tables DIR
+    python experiments/compare_libraries.py --tables DIR --bare
     python experiments/compare_libraries.py --tables DIR --half choose --set l2=0.1
     python experiments/compare_libraries.py --tables DIR --half report \\
         --rates 0.05 0.1 0.3 --rounds 100 300 1000 --depths 4 6 8
@@ -43,6 +47,7 @@ comparison:
 
 import argparse
 import ast
+import importlib.util
 import inspect
 import json
 from functools import partial
@@ -51,6 +56,7 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 from compare_fits import (
+    BARE,
     CODES,
     LIBRARIES,
     STAGES,
@@ -128,7 +134,15 @@ def list_jobs(cases: list[Case], options: argparse.Namespace) -> list[Job]:
     """Returns every fit, split by split: a run cut short has seen all tables."""
     own = dict(options.set)
     settings = [
-        Settings(max(options.rounds), rate, depth, options.equal, options.threads, own)
+        Settings(
+            max(options.rounds),
+            rate,
+            depth,
+            options.bare,
+            options.equal,
+            options.threads,
+            own,
+        )
         for rate in options.rates
         for depth in options.depths
     ]
@@ -142,7 +156,7 @@ def list_jobs(cases: list[Case], options: argparse.Namespace) -> list[Job]:
                 Job(case, split, library, setting)
                 for setting in settings
                 for library in libraries
-                if list_parameters(library, case.kind, setting)
+                if list_parameters(library, case.kind, setting) is not None
             ]
     return jobs
 
@@ -230,7 +244,7 @@ def parse_rounds(text: str) -> int:
     """Reads a number of rounds after which losses are measured."""
     if not text.isdigit() or int(text) not in STAGES:
         raise argparse.ArgumentTypeError(
-            f"must be below 100, or a multiple of 5 up to 1000; got {text}"
+            f"must be below 100, or a multiple of 5 up to 2000; got {text}"
         )
     return int(text)
 
@@ -262,7 +276,9 @@ def parse_options() -> argparse.Namespace:
     rate = partial(parse_positive, kind=float)
     add("--rates", nargs="+", type=rate, default=[0.1], help="learning rates")
     add("--depths", nargs="+", type=parse_positive, default=[6])
-    add("--libraries", nargs="+", choices=LIBRARIES, default=[*LIBRARIES])
+    found = [name for name in LIBRARIES if importlib.util.find_spec(name)]
+    add("--libraries", nargs="+", choices=LIBRARIES, default=found)
+    add("--bare", action="store_true", help="no rounds, rate and depth are given")
     add("--threads", type=parse_positive, default=2, help="of the peers")
     add("--equal", action="store_true", help="equal parameters, not defaults")
     add("--set", nargs="+", type=parse_setting, default=[], metavar="NAME=VALUE",
@@ -273,6 +289,8 @@ def parse_options() -> argparse.Namespace:
     )  # fmt: skip
     options = parser.parse_args()
     options.task = [*TASKS] if "all" in options.task else options.task
+    if options.bare:
+        options.rounds, options.rates, options.depths = [BARE], [0.0], [0]
     try:
         cases = find_cases(options.tables, options.task)
     except ValueError as error:

@@ -44,6 +44,18 @@ jax.config.update("jax_traceback_in_locations_limit", 0)
 install()  # before jboost is imported
 elsewhere.install(os.environ.get("JBOOST_TEST_PLATFORM") == elsewhere.NAME)
 
+from jboost.boosting import settings  # noqa: E402
+
+
+@pytest.fixture
+def full_search(monkeypatch):
+    """Makes "auto" stand for all rows and all thresholds.
+
+    For tests with references that know of no draws, or with too few rows to draw from.
+    """
+    monkeypatch.setattr(settings, "SUBSAMPLE", 1.0)
+    monkeypatch.setattr(settings, "ROWS_PER_THRESHOLD", 0)
+
 
 @pytest.fixture
 def young_heap():

@@ -74,6 +74,7 @@ def test_vmap_over_every_number():
         chex.assert_trees_all_close(found, alone, rtol=1e-6, atol=1e-7)
 
 
+@pytest.mark.usefixtures("full_search")
 @pytest.mark.parametrize("loss", [SQUARES, jb.losses.huber])
 def test_weight_two_is_a_duplicate_row(loss):
     """And rows of weight 0, which hold NaN here, do not exist."""
@@ -92,6 +93,7 @@ def test_weight_two_is_a_duplicate_row(loss):
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.usefixtures("full_search")
 def test_weights_are_relative():
     """Without l2 and limits in units of weight, only their ratios matter."""
     weights = np.random.default_rng(0).uniform(0.5, 2, ROWS).astype(np.float32)
@@ -162,6 +164,7 @@ def test_training_loss_does_not_rise(name, seed, noise, orders):
         assert (np.diff(losses) <= 2e-6 * np.max(np.abs(losses))).all()  # rounding
 
 
+@pytest.mark.usefixtures("full_search")
 def test_training_loss_is_that_of_the_model():
     for seed, more in enumerate([{}, *3 * [dict(subsample=0.7)]]):
         x, y = make_regression(seed)
@@ -173,6 +176,7 @@ def test_training_loss_is_that_of_the_model():
         assert (np.diff(losses) <= 0.05 * losses[0]).all()  # in subsamples, it may rise
 
 
+@pytest.mark.usefixtures("full_search")
 def test_schedules():
     rates = [0.5, 0.0, 0.25, 0.1, 0.1, 0.1, 0.1, 0.1]
     model, _ = fit(learning_rate=lambda step: rates[step])
@@ -184,6 +188,7 @@ def test_schedules():
     np.testing.assert_array_equal(model.threshold[1], model.threshold[2])
 
 
+@pytest.mark.usefixtures("full_search")
 def test_subsets_are_reproducible():
     everything, _ = fit()
     for name in ("subsample", *(f"colsample_by{part}" for part in PARTS)):
@@ -195,6 +200,7 @@ def test_subsets_are_reproducible():
     chex.assert_trees_all_equal(fit(seed=2)[0], everything)
 
 
+@pytest.mark.usefixtures("full_search")
 def test_a_tree_of_one_column():
     model, _ = fit(colsample_bytree=0.3)  # one of three
     split = np.isfinite(model.threshold[:, 0])
@@ -219,6 +225,7 @@ def test_an_offset_is_a_start_per_row():
     np.testing.assert_allclose(scores, expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.usefixtures("full_search")
 def test_the_first_leaf_values_are_those_of_xgboost_by_hand():
     """One tree on 200 rows: -G / (H + l2 * mean curvature), times the rate."""
     model, _ = fit(num_rounds=1, l2=3.0)
@@ -240,6 +247,7 @@ def test_a_given_initial_score_is_the_start():
     np.testing.assert_array_equal(jb.predict(model, X), np.full(ROWS, 2.5))
 
 
+@pytest.mark.usefixtures("full_search")
 def test_softmax_trains_three_classes():
     model, history = fit(jb.losses.softmax, y=CLASSES, num_scores=3)
     share = jax.nn.softmax(model.init_score)
@@ -273,6 +281,7 @@ def test_an_adaptive_loss_follows_the_fit():
     assert history.train_loss[-1] < history.train_loss[0]
 
 
+@pytest.mark.usefixtures("full_search")
 def test_missing_values_are_used():
     x = make_columns()
     hidden = np.random.default_rng(1).random(ROWS) < 0.3

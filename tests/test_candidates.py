@@ -55,6 +55,7 @@ SETTINGS = {
 }
 
 
+@pytest.mark.usefixtures("full_search")
 @pytest.mark.parametrize("settings", SETTINGS)
 def test_every_value_is_tried_as_by_histograms(settings):
     x, y = make_few()
@@ -420,6 +421,7 @@ def test_trees_are_those_of_xgboost_s_exact_search(words, theirs):
 # Codes of any number.
 
 
+@pytest.mark.usefixtures("full_search")
 def test_more_values_than_any_histogram_has_bins():
     """The planted step is between two of 70,000 values; new rows find their side."""
     rng = np.random.default_rng(5)

@@ -199,6 +199,7 @@ def test_vmap_over_regularisation(table):
     assert np.any(many[0] != many[1])
 
 
+@pytest.mark.usefixtures("full_search")
 def test_several_scores(table):
     y = np.stack([table.y, -table.y], axis=1)
     fitted, history = jb.fit(

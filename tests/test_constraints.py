@@ -298,6 +298,7 @@ def test_depth_is_the_order_of_interaction():
     assert third(triples) > 100 * rounding
 
 
+@pytest.mark.usefixtures("full_search")
 def test_trees_have_so_many_leaves():
     x, y = interacting_table()
     model, _ = jb.fit(x, y, num_rounds=20, max_leaves=9, max_depth=4)
@@ -337,6 +338,7 @@ def test_limits_may_be_mapped_and_do_not_recompile():
     assert np.ptp(together[1]) > 0
 
 
+@pytest.mark.usefixtures("full_search")
 def test_relative_l1_is_counted_in_mean_curvatures():
     """A loss times a thousand trains the same; XGBoost's alpha is l1 times 2 here."""
     x, y = make_table(3)

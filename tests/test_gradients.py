@@ -253,6 +253,7 @@ def find_bags(subsample):
     return [np.asarray(sample(s, jnp.ones(N, bool), subsample)) for s in seeds]
 
 
+@pytest.mark.usefixtures("full_search")
 @pytest.mark.parametrize("name", CASES)
 def test_gradients_agree_with_central_differences(name):
     case = CASES[name]
@@ -370,6 +371,7 @@ def nll(score, target):
     return score[1] + (target - score[0]) ** 2 * jnp.exp(-2 * score[1]) / 2
 
 
+@pytest.mark.usefixtures("full_search")
 def test_two_scores_agree_with_central_differences():
     """Normal likelihood, steps of plain gradient descent: -G / (weight + l2)."""
 

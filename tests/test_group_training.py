@@ -66,6 +66,7 @@ def test_choices_of_losses_of_groups_are_told(trained):
     assert (np.diff(history.train_loss) < 0).all()
 
 
+@pytest.mark.usefixtures("full_search")
 def test_order_and_names_of_groups_do_not_matter(trained):
     names = np.array([f"query {i}" for i in RNG.permutation(40)])[IDS]
     model, _ = jb.fit(X[ORDER], Y[ORDER], listwise, groups=names[ORDER], **SMALL)
@@ -73,6 +74,7 @@ def test_order_and_names_of_groups_do_not_matter(trained):
     np.testing.assert_allclose(jb.predict(model, X), expected, atol=1e-5)
 
 
+@pytest.mark.usefixtures("full_search")
 def test_sum_of_row_losses_is_the_loss_of_rows():
     model, _ = jb.fit(X, LATENT, weighing, groups=IDS, **SMALL)
     rows, _ = jb.fit(X, LATENT, jb.losses.squared_error, **SMALL)
@@ -80,6 +82,7 @@ def test_sum_of_row_losses_is_the_loss_of_rows():
     np.testing.assert_allclose(jb.predict(model, X), expected, atol=1e-5)
 
 
+@pytest.mark.usefixtures("full_search")
 def test_weight_two_is_a_second_group_and_zero_is_none():
     weights = np.repeat(RNG.integers(0, 3, 40), 6).astype(np.float32)
     weighted, _ = jb.fit(X, Y, listwise, groups=IDS, sample_weight=weights, **SMALL)

@@ -277,6 +277,7 @@ def test_rounds_can_be_continued(drawn):
     assert (whole.leaf_value != other.leaf_value).any()
 
 
+@pytest.mark.usefixtures("full_search")
 def test_seeds_do_not_matter_without_samples(normal):
     other, _ = jb.fit(X, Y, NORMAL, seed=4, **FEW)
     np.testing.assert_array_equal(normal[0].leaf_value, other.leaf_value)
@@ -317,6 +318,7 @@ def test_folds_are_runs_of_fit():
     same_bits(jax.tree.map(lambda array: array[1], found.models), model)
 
 
+@pytest.mark.usefixtures("full_search")
 def test_outliers_do_not_lead_to_infinity():
     """Steps of a logarithm of a scale can be too long; the guard shortens them."""
     y = Y.copy()

@@ -142,6 +142,7 @@ def found():
     return fill_leaves(sorted(STEPS | SEARCHED))
 
 
+@pytest.mark.usefixtures("full_search")
 @pytest.mark.parametrize("combination", sorted(STEPS), ids="-".join)
 def test_newton_steps(found, combination):
     curvature, leaf_solver, regularization = combination
@@ -153,6 +154,7 @@ def test_newton_steps(found, combination):
     assert sorted(distance)[1] > 1e-3  # no two curvatures give the same
 
 
+@pytest.mark.usefixtures("full_search")
 def test_functional_gradient_descent(found):
     """Unit curvature with Newton leaves: -G / (n + l2), whatever the loss."""
     plain = -sums(slope(RESIDUAL)) / (sums(np.ones(ROWS)) + L2)
@@ -161,6 +163,7 @@ def test_functional_gradient_descent(found):
         np.testing.assert_allclose(steps, plain, rtol=1e-5)  # float32 sums
 
 
+@pytest.mark.usefixtures("full_search")
 def test_solvers_that_search(found):
     """Of unit curvature: a line search scales its steps, the others need auto's."""
     grid = np.linspace(-4, 4, 80001)

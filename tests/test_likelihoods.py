@@ -73,6 +73,7 @@ def train(name):
     return jb.fit(X, y, L.likelihood(getattr(D, name)), **settings)
 
 
+@pytest.mark.usefixtures("full_search")
 @pytest.mark.parametrize("name", TRAINED)
 def test_every_family_trains(name):
     assert {*TRAINED} == {*FAMILIES}

@@ -176,6 +176,7 @@ def test_rows_that_lose_their_gradient_do_not_stop_the_others():
     )
 
 
+@pytest.mark.usefixtures("full_search")
 def test_a_vector_loss_with_ties_leaves_its_start():
     """A quarter of the rows start at their kink, where curvature is smoothed."""
 

@@ -137,6 +137,7 @@ def test_a_scaled_loss_trains_the_same_medians():
     np.testing.assert_array_equal(train(1.0), train(2.0**20))
 
 
+@pytest.mark.usefixtures("full_search")
 @pytest.mark.parametrize(("tau", "rows"), [(0.5, 3), (0.75, 7), (0.1, 19), (0.99, 20)])
 def test_leaves_of_extreme_quantiles_have_more_rows(tau, rows):
     x, y, _ = make_rows()

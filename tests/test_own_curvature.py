@@ -37,6 +37,7 @@ def train(curvature, **others):
     return model, history
 
 
+@pytest.mark.usefixtures("full_search")
 def test_leaves_of_the_first_round_are_scoring_steps():
     """-rate G / (H + l2 mean), H the Fisher information: exp(-2 s1) and 2."""
     rate, l2 = 0.5, 3.0
@@ -72,6 +73,7 @@ def test_a_matrix_counts_by_its_diagonal():
     jax.tree.map(np.testing.assert_array_equal, scoring, matrix)
 
 
+@pytest.mark.usefixtures("full_search")
 def test_one_score_takes_a_number():
     def half(score, target):
         return 2 * jax.nn.sigmoid(score) * jax.nn.sigmoid(-score) + 0 * target

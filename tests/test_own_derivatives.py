@@ -100,6 +100,7 @@ def test_categories():
     np.testing.assert_allclose(jb.predict(model, x), scores, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.usefixtures("full_search")
 def test_gentle_adaboost_is_that_of_the_textbook():
     """Friedman, Hastie and Tibshirani (2000), algorithm 4, with scikit-learn's trees.
 
@@ -122,6 +123,7 @@ def test_gentle_adaboost_is_that_of_the_textbook():
     np.testing.assert_allclose(found, scores, atol=1e-4)
 
 
+@pytest.mark.usefixtures("full_search")
 def test_each_round_and_run_has_its_own_key():
     """The sum of R independent draws of variance 1 has variance R, not R^2."""
     rounds = 16

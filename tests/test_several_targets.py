@@ -35,6 +35,7 @@ def fit_columns(targets, loss, **more):
     return np.stack([jb.predict(model, X) for model in models], 1)
 
 
+@pytest.mark.usefixtures("full_search")
 @pytest.mark.parametrize(
     ("loss", "targets"), [(jb.losses.squared_error, Y), (LOGISTIC, LABELS)]
 )
@@ -98,6 +99,7 @@ def test_missing_labels_have_no_gradient():
     np.testing.assert_allclose(found, [single[0], 0, single[1]], rtol=1e-6)
 
 
+@pytest.mark.usefixtures("full_search")
 @pytest.mark.parametrize(
     ("loss", "known"), [("squared_error", 0.05), ("logistic", 0.5), ("poisson", 0.5)]
 )
@@ -217,6 +219,7 @@ def test_own_losses_get_what_they_are_given():
 # Estimators.
 
 
+@pytest.mark.usefixtures("full_search")
 def test_a_classifier_of_several_labels():
     found = JBoostClassifier(**SETTINGS).fit(X, LABELS.astype(int))
     one = OneVsRestClassifier(JBoostClassifier(**SETTINGS)).fit(X, LABELS)

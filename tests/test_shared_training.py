@@ -35,6 +35,7 @@ def assert_same(one, other):
         np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
 
 
+@pytest.mark.usefixtures("full_search")
 @pytest.mark.parametrize(("num_scores", "weighted"), [(K, True), (7, False)])
 def test_leaves_solve_the_system_of_their_rows(num_scores, weighted):
     """One round of softmax, against NumPy's solution with the full Hessian."""
@@ -66,6 +67,7 @@ def test_leaves_solve_the_system_of_their_rows(num_scores, weighted):
         np.testing.assert_allclose(found, share * step, atol=2e-3 * np.abs(step).max())
 
 
+@pytest.mark.usefixtures("full_search")
 def test_newton_leaves_take_the_diagonal():
     model = train(num_rounds=1, learning_rate=1.0, l2=2.0, leaf_solver="newton")
     sums = model.sums
@@ -227,6 +229,7 @@ def test_auto_is_decided_by_scores_and_rates():
     assert count_trees(boost, jnp.float32(15)) == K
 
 
+@pytest.mark.usefixtures("full_search")
 @pytest.mark.parametrize("kind", ["missing class", "constant", "few weights"])
 def test_odd_tables_are_trained_on(kind):
     """Scores are finite; those of rows that look alike are the same."""

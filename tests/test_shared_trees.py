@@ -242,6 +242,7 @@ def test_training_goes_on_from_the_scores():
     assert_same(jb.predict(found, x), jb.predict(expected, x))
 
 
+@pytest.mark.usefixtures("full_search")
 def test_newton_steps_are_refitted_score_by_score():
     model, x = make_model("linked"), make_rows(200)
     y = np.arange(200) % 3

@@ -168,6 +168,7 @@ def test_units_of_positive_targets_shift_the_scores(loss):
         assert np.corrcoef(other, own)[0, 1] > 0.99
 
 
+@pytest.mark.usefixtures("full_search")
 def test_weights_may_be_multiplied_by_any_power_of_two():
     """Where l2 is a weight of rows, of which those below 1 are the unit."""
 
@@ -216,6 +217,7 @@ def test_targets_of_several_scores_may_be_shifted():
         np.testing.assert_allclose(other - shift, own, atol=1e-3 * np.std(own))
 
 
+@pytest.mark.usefixtures("full_search")
 @pytest.mark.parametrize("loss", [L.absolute_error, L.huber, L.log_cosh])
 def test_one_outlier_does_not_keep_robust_losses_from_learning(loss):
     y, others = Z + NOISE, np.arange(ROWS) != 7

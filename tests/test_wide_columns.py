@@ -252,6 +252,7 @@ def test_float32_rows_are_compared_as_they_are():
         np.testing.assert_allclose(jb.predict(model, rows), expected, **CLOSE)
 
 
+@pytest.mark.usefixtures("full_search")
 def test_refitted_leaves_are_means_of_the_rows_that_reach_them():
     x, y = make_table("seconds")
     model, _ = train_lightgbm(x, y, num_rounds=1)

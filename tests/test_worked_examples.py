@@ -3,6 +3,7 @@
 
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import jboost as jb
 from jboost.numerics.exact import sum_channels
@@ -48,6 +49,7 @@ def fit_stages(loss):
     return model, np.concatenate([start[None], jb.staged_predict(model, FEET)])
 
 
+@pytest.mark.usefixtures("full_search")
 def test_rent_absolute_error():
     model, stages = fit_stages(jb.losses.absolute_error)
     # Every number is whole and exact in float32, up to one rounding of each sum.
@@ -59,6 +61,7 @@ def test_rent_absolute_error():
     np.testing.assert_allclose(model.leaf_value[:, 0], added, rtol=1e-5)
 
 
+@pytest.mark.usefixtures("full_search")
 def test_rent_squared_error():
     _, stages = fit_stages(jb.losses.squared_error)
     # The table is truncated to whole numbers; 2000 may come out as 1999.9999.

@@ -71,6 +71,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 _MOST_DEPTH = 20  # a heap of 2^20 leaves
 _MOST_ROUNDS, _PATIENCE = 2000, 50  # with early stopping
 _FIXED_ROUNDS = 100  # without
+ROWS_PER_THRESHOLD, SUBSAMPLE, PARENT_ROWS = 100, 0.7, 10.0  # in place of "auto"
 _INF = float("inf")
 _MARK = "{settings}"  # where a docstring lists them
 
@@ -548,13 +549,14 @@ def _decide_search(values):
     relative = values["regularization"] == "relative"
     rows: Any = values["rows_per_threshold"]
     if isinstance(rows, str):
-        rows = 100 if relative and values["candidates"] == "global" else 0
+        drawn = relative and values["candidates"] == "global"
+        rows = ROWS_PER_THRESHOLD if drawn else 0
     found = {"rows_per_threshold": rows}
     if isinstance(values["subsample"], str):
-        found["subsample"] = 0.7 if relative else 1.0
+        found["subsample"] = SUBSAMPLE if relative else 1.0
     if isinstance(values["parent_rows"], str):
         draws = isinstance(rows, Tracer) or rows > 0
-        found["parent_rows"] = 10.0 if relative and draws else 0.0
+        found["parent_rows"] = PARENT_ROWS if relative and draws else 0.0
     return found
 
 
