@@ -80,10 +80,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         dict(x=HOLES, loss=L.absolute_error, sample_weight=WEIGHTS),
     ),
     "quantile sampled": (
-        "sampling offset linear schedule",
+        "sampling offset linear schedule drawn",
         dict(
-            loss=lambda s, t: L.quantile(s, t, tau=0.9), offset=OFFSET, **SAMPLED,
-            **FALLING,
+            loss=lambda s, t: L.quantile(s, t, tau=0.9), offset=OFFSET,
+            rows_per_threshold=10, **SAMPLED, **FALLING,
         ),
     ),
     "logistic": (
@@ -341,9 +341,14 @@ def by_refit(run):
         name: value for name, value in run.settings.items()
         if name in (
             "learning_rate", "l1", "regularization", "curvature", "leaf_solver",
-            "init_score", "parent_rows",
+            "init_score",
         )
     }  # fmt: skip
+    # Splits decide what "auto" stands for, and refit does not know them.
+    choices = jb.fit(
+        run.x, run.y, run.loss, **run.rows, **{**run.settings, "num_rounds": 0}
+    )[1].choices
+    same |= {name: choices[name] for name in ("l2", "parent_rows")}
     return jb.refit(blank, run.x, run.y, run.loss, **run.rows, **same)
 
 
@@ -387,7 +392,6 @@ REFUSED: dict[tuple[str, str], str] = {
     ("categories", "sparse"): "x must be dense where columns are categorical",
     ("groups", "stream"): "groups must not be given where x is a stream",
     ("groups", "mesh"): "groups must be None with a mesh",
-    ("groups", "refit"): "unexpected keyword argument 'groups'",
     ("exact", "stream"): "candidates must be 'global' where x is a stream",
     ("exact", "mesh"): "candidates must be 'global'",
     ("exact", "sparse"): "candidates must be 'global'",

@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from tables import FULL
 
 import jboost as jb
 from jboost import losses
@@ -102,14 +103,14 @@ def train(rank, count, case, folder, devices=None, **options):
     if "sketched" not in CASES[case]:
         bins = jb.fit_bins(make_table()[0], max_bins=32)
     stream, settings = make_stream(rank, count, case, bins, folder)
-    settings |= dict(max_bins=32, **options)
+    settings = dict(max_bins=32) | FULL | settings | options
     return describe(jb.fit(stream, mesh=find_mesh(devices), **settings))
 
 
 def train_in_memory(case):
     """Trains on arrays what ``train`` trains on a stream."""
     x, y, _, offset = make_table()
-    settings: dict[str, Any] = SMALL | CASES[case] | dict(implementation=None)
+    settings: dict[str, Any] = SMALL | FULL | CASES[case] | dict(implementation=None)
     settings["offset"] = offset if settings.get("offset") else None
     return describe(jb.fit(x, make_targets(settings, y), max_bins=32, **settings))
 

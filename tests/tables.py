@@ -15,6 +15,7 @@ import jboost as jb
 
 ROWS = 200
 SMALL = dict(num_rounds=8, max_depth=3)
+FULL: dict[str, Any] = dict(subsample=1.0, rows_per_threshold=0)  # nothing is drawn
 
 
 def make_columns(seed=0):

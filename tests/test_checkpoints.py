@@ -352,7 +352,7 @@ def test_numbers_of_categories_hide_no_others(tmp_path):
         checkpoint=tmp_path / "run",
     )  # fmt: skip
     jb.fit(**run)
-    for name, number in dict(l2=3.0, max_onehot=4).items():
+    for name, number in dict(l2=1.0, max_onehot=4).items():
         with pytest.raises(ValueError, match=rf" {name} \(was {number}, is 2"):
             jb.fit(**run, **{name: 2})
 
@@ -367,9 +367,9 @@ def test_numbers_of_categories_hide_no_others(tmp_path):
         ("validation['late'] x", dict(validation={"late": (X[1:51], Y[:50])})),
         ("numbers in the loss", dict(loss=rescaled)),
         ("loss", dict(loss=jb.losses.log_cosh)),
-        ("l2 (was 3.0, is 2.0)", dict(l2=2)),
+        ("l2 (was 1.0, is 2.0)", dict(l2=2)),
         ("max_depth (was 3, is 2)", dict(max_depth=2)),
-        ("subsample (was 1.0, is 0.5)", dict(subsample=0.5)),
+        ("subsample (was 0.69", dict(subsample=0.5)),
         ("seed (was 0, is 1)", dict(seed=1)),
         ("init_score (was 'auto', is [0.0])", dict(init_score=0)),
         ("early_stopping_rounds (was None, is 9)", dict(early_stopping_rounds=9)),

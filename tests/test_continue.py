@@ -48,7 +48,15 @@ def test_codes_of_the_model_must_fit_the_bins():
     with pytest.raises(ValueError, match="max_bins must be at least 3 "):
         jb.fit(x, x[:, 0], categorical=[0], num_rounds=1, model=model, max_bins=2)
     with pytest.warns(UserWarning, match="no tree of 1 round has a split"):
-        jb.fit(x, x[:, 0], categorical=[0], num_rounds=1, model=model, max_bins=3)
+        jb.fit(
+            x,
+            x[:, 0],
+            categorical=[0],
+            num_rounds=1,
+            model=model,
+            max_bins=3,
+            rows_per_threshold=0,
+        )
 
 
 def test_a_model_of_no_rounds_is_a_start():
@@ -149,6 +157,7 @@ def test_joined_models_add_their_trees(kinds, depths):
         assert found.all()
 
 
+@pytest.mark.usefixtures("full_search")
 def test_a_node_that_a_heap_does_not_split_is_a_leaf_among_linked_ones():
     other = jb.fit(X, Y, num_rounds=2, max_depth=3, min_child_samples=60)[0]
     assert not np.asarray(other.is_split).all()

@@ -38,6 +38,7 @@ def follow(gradient, hessian, concentration, start):
     return score
 
 
+@pytest.mark.usefixtures("full_search")
 def test_rows_of_a_logistic_loss_count_by_their_information():
     """The unit of l2 starts at 1/4, however rare positive rows are."""
     share = Y.mean(dtype=np.float64)
@@ -56,6 +57,7 @@ def test_rows_of_a_logistic_loss_count_by_their_information():
     np.testing.assert_allclose(jb.predict(model, X), expected, rtol=1e-5)  # float32
 
 
+@pytest.mark.usefixtures("full_search")
 def test_rows_count_alike_where_some_have_minima():
     """Two rows in a hundred hold most of the curvature, and still count as two."""
     counts = 1.0 + 50 * Y
@@ -92,7 +94,8 @@ def test_copies_of_rows_are_weights():
     [
         (49, {}, 1),
         (250, {}, 5),
-        (2000, {}, 20),
+        (2000, {}, 10),
+        (2000, dict(rows_per_threshold=0), 20),
         (250, dict(regularization="absolute"), 1),
         (250, dict(loss=jb.losses.absolute_error), 3),
         (250, dict(sample_weight=(np.arange(250) < 100).astype(float)), 2),

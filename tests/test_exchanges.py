@@ -203,7 +203,7 @@ def test_number_of_exchanges_a_round(monkeypatch, name):
         # Other tests make no programs of so many bins.
         jb.fit(
             x, y, loss, num_rounds=rounds, max_depth=2, max_bins=23, mesh=MESH,
-            validation=held, learning_rate=0.01,
+            validation=held, learning_rate=0.01, subsample=1.0, rows_per_threshold=0,
         )  # fmt: skip
 
     few, _ = count_calls(monkeypatch, partial(run, 2))

@@ -103,6 +103,7 @@ def golden():
     return json.loads(FILE.read_text())
 
 
+@pytest.mark.usefixtures("full_search")
 @pytest.mark.parametrize("name", SETTINGS)
 def test_trees_are_those_in_the_file(name, golden):
     found, expected = describe(train(name)), golden[name]

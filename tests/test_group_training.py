@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tables import FULL
 
 import jboost as jb
 from jboost.selection.comparison import is_of_groups
@@ -56,7 +57,7 @@ def assert_same(one, other):
 
 @pytest.fixture(scope="module")
 def trained():
-    return jb.fit(X, Y, listwise, groups=IDS, **SMALL)
+    return jb.fit(X, Y, listwise, groups=IDS, **SMALL, **FULL)
 
 
 def test_choices_of_losses_of_groups_are_told(trained):

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tables import ROWS, same_bits
+from tables import FULL, ROWS, same_bits
 
 import jboost as jb
 from jboost.losses.likelihoods import find_information
@@ -66,8 +66,8 @@ DRAWN = L.likelihood(Drawn)
 
 @pytest.fixture(scope="module")
 def normal():
-    """Model and history of the normal likelihood with all defaults."""
-    return jb.fit(X, Y, NORMAL, **FEW)
+    """Model and history of the normal likelihood; nothing is drawn."""
+    return jb.fit(X, Y, NORMAL, **FEW, **FULL)
 
 
 @pytest.fixture(scope="module")
@@ -173,7 +173,7 @@ def test_a_round_by_hand(policy):
 def test_what_auto_chooses(normal):
     _, history = normal
     assert history.choices["curvature"] == "standardized"
-    _, other = jb.fit(X, Y, NORMAL, curvature="standardized", **FEW)
+    _, other = jb.fit(X, Y, NORMAL, curvature="standardized", **FEW, **FULL)
     np.testing.assert_array_equal(history.train_loss, other.train_loss)
     _, bare = jb.fit(X, Y, L.likelihood(Bare), **FEW)
     assert bare.choices["curvature"] == "auto"
@@ -288,7 +288,7 @@ def test_on_a_mesh(normal):
         (3,), ("rows",), axis_types=(jax.sharding.AxisType.Auto,),
         devices=jax.devices()[:3],
     )  # fmt: skip
-    same_bits(normal[0], jb.fit(X, Y, NORMAL, mesh=mesh, **FEW)[0])
+    same_bits(normal[0], jb.fit(X, Y, NORMAL, mesh=mesh, **FEW, **FULL)[0])
     none = dict(FEW, num_rounds=0, mesh=mesh)
     with pytest.raises(ValueError, match=r"mesh must be None .*samples.*3 devices"):
         jb.fit(X, Y, DRAWN, **none)

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tables import FULL
 
 import jboost as jb
 from jboost.boosting.derivatives import choose_scaling, differentiate, start_round
@@ -53,7 +54,7 @@ def fill_leaves(combinations):
     for curvature, leaf_solver, regularization in combinations:
         chosen = read_settings(
             dict(
-                max_depth=2, max_bins=4, l2=L2, min_child_samples=1,
+                max_depth=2, max_bins=4, l2=L2, min_child_samples=1, **FULL,
                 regularization=regularization, curvature=curvature,
                 leaf_solver=leaf_solver,
             )

@@ -186,6 +186,7 @@ def test_an_optional_mask_is_left_alone(name):
     assert np.abs(model.leaf_value).max() > 0
 
 
+@pytest.mark.usefixtures("full_search")
 def test_a_loss_is_of_groups_where_groups_are_given():
     """Groups of two sizes are padded; a loss that does not look at the mask is not."""
     groups, run = (

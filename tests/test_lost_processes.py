@@ -211,7 +211,7 @@ SAID = {
     "model": ", model",
     "metrics": "process 1 differs in metrics ([] on process 0, ['mae'] there)",
     "checkpoint": "process 1 differs in checkpoint_rounds (None on process 0, 50",
-    "early": "ValueError {}early_stopping_rounds needs validation=(x, y), got None",
+    "early": "process 1 differs in early_stopping_rounds (None on process 0, ",
     "callbacks": "TypeError {}callbacks must be callable as",
     "tables": "x must have the same columns on every process",
     "rows": "ValueError process 1: y must be given",

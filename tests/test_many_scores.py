@@ -132,6 +132,7 @@ def test_softmax_starts_at_the_logarithms_of_the_frequencies():
     np.testing.assert_allclose(found, np.log(frequency), atol=2e-4)
 
 
+@pytest.mark.usefixtures("full_search")
 def test_many_scores_learn():
     """By separate trees and by shared ones."""
     x = make_columns()

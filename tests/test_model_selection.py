@@ -442,6 +442,7 @@ def test_errors_of_grids_streams_and_traced_rows():
         jax.jit(lambda x: validate(x=x))(X)
 
 
+@pytest.mark.usefixtures("full_search")
 def test_a_sweep_of_points_that_diverge_at_once_says_so():
     points = dict(learning_rate=[1e5, 1e6])
     with pytest.raises(RuntimeError, match="training rows is not finite after round 0"):

@@ -44,6 +44,7 @@ def model():
     return jb.fit(FEW, EARLY, **RUN)[0]
 
 
+@pytest.mark.usefixtures("full_search")
 @pytest.mark.parametrize("name", KINDS)
 def test_old_trees_stay_and_new_trees_see_all_categories(model, name):
     table, y = KINDS[name]

@@ -8,7 +8,7 @@ import optax
 import pytest
 import scipy.sparse
 from compilations import Compilations
-from tables import SMALL, make_regression, mean_loss, same_bits, squared_distance
+from tables import FULL, SMALL, make_regression, mean_loss, same_bits, squared_distance
 from test_continue import grown, linked
 
 import jboost as jb
@@ -17,7 +17,7 @@ X, Y = make_regression()
 HELD = make_regression(seed=5)
 LOSSES = jb.losses
 HALF = np.where(np.arange(len(Y)) % 2, 0.5, 2.0).astype(np.float32)
-MODEL, _ = jb.fit(X, Y, **SMALL)
+MODEL, _ = jb.fit(X, Y, **SMALL, **FULL)
 CLOSE = dict(rtol=2e-4, atol=1e-6)
 
 
@@ -152,7 +152,7 @@ def test_leaves_of_other_layouts(kind):
 
 
 def test_units_of_targets_and_losses_do_not_matter():
-    large, _ = jb.fit(X, 1000 * Y, **SMALL)
+    large, _ = jb.fit(X, 1000 * Y, **SMALL, **FULL)
     found, curves = jb.refine(MODEL, X, Y, validation=HELD)
     x, y = HELD
     other, others = jb.refine(

@@ -29,7 +29,7 @@ def run():
     sets = {"first": (TABLE, target), "second": (TABLE, target)}
     return jb.fit(
         TABLE, target, validation=sets, metrics=["mae", "mse", "rmse"], subsample=0.9,
-        leaf_rows="sample",
+        leaf_rows="sample", rows_per_threshold=0,
         **SETTINGS,
     )  # fmt: skip
 

@@ -11,6 +11,7 @@ import scipy.stats as st
 from sklearn.base import clone, is_regressor
 from sklearn.model_selection import cross_val_score
 from sklearn.utils.estimator_checks import estimator_checks_generator
+from tables import FULL
 
 import jboost as jb
 from jboost.sklearn import JBoostDistribution
@@ -42,7 +43,7 @@ def fitted():
     [
         pytest.param(partial(check, estimator), id=check.func.__name__)
         for estimator, check in estimator_checks_generator(
-            JBoostDistribution(one_score, **FEW)
+            JBoostDistribution(one_score, **FEW, **FULL)
         )
     ],
 )

@@ -35,7 +35,8 @@ def test_choices_say_what_auto_stood_for():
     choices = fit()[1].choices
     assert choices["curvature"] == "exact" and choices["leaf_solver"] == "newton"
     assert choices["min_child_samples"] == ROWS // 50 and choices["num_bins"] == 256
-    assert choices["l2"] == 3
+    assert choices["l2"] == 1 and choices["parent_rows"] == 10
+    assert choices["subsample"] == 0.7 and choices["rows_per_threshold"] == 100
     np.testing.assert_allclose(choices["init_score"], Y.mean(), rtol=1e-6)  # float32
     # What follows from the loss is known before the first round.
     choices = fit(loss=jb.losses.absolute_error, num_rounds=0)[1].choices
@@ -280,6 +281,7 @@ def with_column(values):
     return x
 
 
+@pytest.mark.usefixtures("full_search")
 @pytest.mark.parametrize(
     "x",
     [
@@ -369,6 +371,7 @@ def test_inputs_are_left_alone():
     np.testing.assert_array_equal(x, X)
 
 
+@pytest.mark.usefixtures("full_search")
 @pytest.mark.parametrize(("samples", "found"), [(20, True), (21, False)])
 def test_counts_are_exact_where_rounding_is_stochastic(samples, found):
     rows = 40_000  # more than 2^15: gradients are rounded stochastically
@@ -468,6 +471,7 @@ def test_minimizers_follow_the_parameters_of_an_adaptive_loss():
     np.testing.assert_allclose(scores, [20, 25], rtol=1e-6)  # float32
 
 
+@pytest.mark.usefixtures("full_search")
 def test_leaf_values_are_those_of_all_rows_or_of_the_sample():
     run = dict(num_rounds=1, max_depth=2, learning_rate=1.0, l2=0.0, init_score=0.0)
     both = [
