@@ -105,6 +105,7 @@ def test_libraries_are_compared_and_a_killed_run_loses_one_fit(
     tasks = ["squared_error", "categories"]
     command = ["compare_libraries.py", "--tables", tmp_path, "--out", tmp_path / "out"]
     command += ["--task", *tasks, "--splits", "2", "--threads", "1"]
+    command += ["--libraries", "jboost", "xgboost", "lightgbm", "sklearn"]
     command += ["--rounds", "6", "12"]
     monkeypatch.setattr(sys, "argv", [*map(str, command)])
     compare.main()

@@ -239,7 +239,8 @@ def join_rows(
     elif groups is not None:
         groups = replace(groups, weights=None)
     return put_grouped_rows(
-        sum(sizes), targets, weights, offset, groups, loss, num_scores, padded,
+        sum(sizes), targets, weights, offset, groups, loss=loss,
+        num_scores=num_scores, padded=padded,
         mesh=None if parts[0].spread is None else parts[0].spread.mesh,
     )  # fmt: skip
 
@@ -250,6 +251,7 @@ def put_grouped_rows(
     weights: Any,
     offset: Any,
     groups: Any,
+    *,
     loss: Any,
     num_scores: int,
     padded: bool,
