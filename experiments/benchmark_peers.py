@@ -193,6 +193,7 @@ def list_jboost(case: Case) -> dict[str, Any]:
     parameters: dict[str, Any] = {
         "learning_rate": 0.1, "max_depth": case.max_depth, "max_bins": 256,
         "l2": unit, "min_child_weight": unit, "min_child_samples": least_rows(case),
+        "subsample": 1.0, "rows_per_threshold": 0,
     }  # fmt: skip
     if case.num_classes:
         parameters["num_scores"] = case.num_classes

@@ -161,7 +161,8 @@ def list_equal(library: str, name: str, depth: int) -> dict[str, Any]:
     weight = float(rows) if library == "xgboost" else 1.0
     return {
         "jboost": dict(
-            max_bins=256, l2=1.0, min_child_weight=weight, min_child_samples=rows
+            max_bins=256, l2=1.0, min_child_weight=weight, min_child_samples=rows,
+            subsample=1.0, rows_per_threshold=0,
         ),
         "xgboost": dict(max_bin=256, reg_lambda=1.0, min_child_weight=weight),
         "lightgbm": dict(

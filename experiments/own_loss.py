@@ -72,7 +72,7 @@ def train(num_rounds: int) -> dict[str, np.ndarray]:
             x[rows], y[rows], loss,
             validation=(x[test], y[test]), metrics={"own": mean_own_loss},
             num_rounds=num_rounds, learning_rate=0.1, max_depth=3,
-            min_child_samples=20, **settings,
+            min_child_samples=20, subsample=1.0, rows_per_threshold=0, **settings,
         )  # fmt: skip
         curves[name].append(history.metrics["validation"]["own"])
     return {name: np.mean(splits, axis=0) for name, splits in curves.items()}

@@ -60,7 +60,10 @@ def jboost_trainer(x, y, threads):
     import jboost as jb
 
     def train(rounds):
-        model, _ = jb.fit(x, y, num_rounds=rounds, max_depth=DEPTH, learning_rate=RATE)
+        model, _ = jb.fit(
+            x, y, num_rounds=rounds, max_depth=DEPTH, learning_rate=RATE,
+            subsample=1.0, rows_per_threshold=0,
+        )  # fmt: skip
         return model
 
     return train, lambda model: np.asarray(jb.predict(model, x))

@@ -108,6 +108,8 @@ def train(table: Table, method: tuple, rounds: int, options: argparse.Namespace)
         jb.losses.logistic if binary else jb.losses.squared_error,
         validation=(table.test_x, table.test_target),
         num_rounds=rounds,
+        subsample=1.0,
+        rows_per_threshold=0,
         learning_rate=options.learning_rate,
         max_depth=options.max_depth,
         curvature="exact",
