@@ -53,8 +53,21 @@ def full_search(monkeypatch):
 
     For tests with references that know of no draws, or with too few rows to draw from.
     """
-    monkeypatch.setattr(settings, "SUBSAMPLE", 1.0)
-    monkeypatch.setattr(settings, "ROWS_PER_THRESHOLD", 0)
+    draw_nothing(monkeypatch)
+
+
+@pytest.fixture(scope="module")
+def full_search_of_file():
+    """The same for all tests of a file and what they share."""
+    with pytest.MonkeyPatch.context() as patch:
+        draw_nothing(patch)
+        yield
+
+
+def draw_nothing(patch):
+    """Changes what "auto" stands for."""
+    patch.setattr(settings, "SUBSAMPLE", 1.0)
+    patch.setattr(settings, "ROWS_PER_THRESHOLD", 0)
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ Y -= Y.mean()
 
 
 @pytest.fixture(scope="module")
-def page():
+def page(full_search_of_file):
     """The functions of the page, on other data; its examples do not run."""
     text = PAGE.read_text()
     blocks = re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
@@ -67,7 +67,6 @@ def test_dart_without_drops_is_fit(page):
     np.testing.assert_allclose(jb.predict(model, X), scores, atol=1e-6)
 
 
-@pytest.mark.usefixtures("full_search")
 def test_dart_fits_what_the_kept_trees_leave_and_normalizes(page):
     """Rashmi and Gilad-Bachrach 2015, algorithm 1, replayed on the same trees."""
     trees, scores = page["dart"](page["codes"], page["y"], KEY, 0.5, ROUNDS)
@@ -106,7 +105,6 @@ def test_adaboost_is_that_of_scikit_learn(page):
     assert losses[-1] < losses[0]
 
 
-@pytest.mark.usefixtures("full_search")
 def test_momentum_follows_the_recursion(page):
     """Biau, Cadre and Rouviere 2019, on the same trees."""
     trees, scores = page["accelerate"](page["codes"], page["y"], KEY, ROUNDS)

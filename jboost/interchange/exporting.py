@@ -50,7 +50,7 @@ def to_matrix(model: Ensemble, x: Any) -> Float[np.ndarray, "N F"]:
     Example:
       >>> import numpy as np, jboost as jb
       >>> table = np.array([(1, "low"), (2, "top")], [("a", float), ("b", "U3")])
-      >>> model, _ = jb.fit(table, np.array([0.0, 1.0]), num_rounds=1)
+      >>> model, _ = jb.fit(table, np.array([0.0, 1.0]), num_rounds=0)
       >>> jb.interchange.to_matrix(model, table).tolist()
       [[1.0, 0.0], [2.0, 1.0]]
     """

@@ -107,7 +107,7 @@ def tree(
     Example:
       >>> import numpy as np, jboost as jb
       >>> from jboost import plotting
-      >>> x = np.arange(40.0)[:, None]
+      >>> x = np.arange(400.0)[:, None]
       >>> model, _ = jb.fit(x, np.sqrt(x[:, 0]), num_rounds=2, max_depth=2)
       >>> ax = plotting.tree(model, round=1)
       >>> len(ax.patches)  # seven boxes and the six edges between them

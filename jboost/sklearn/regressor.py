@@ -41,8 +41,8 @@ class JBoostRegressor(RegressorMixin, Boosting):
     Example:
       >>> import numpy as np
       >>> from jboost.sklearn import JBoostRegressor
-      >>> X = np.arange(40.0)[:, None]
-      >>> regressor = JBoostRegressor(num_rounds=20).fit(X, np.sqrt(X[:, 0]))
+      >>> X = np.arange(400.0)[:, None]
+      >>> regressor = JBoostRegressor(num_rounds=50).fit(X, np.sqrt(X[:, 0]))
       >>> bool(regressor.score(X, np.sqrt(X[:, 0])) > 0.9)
       True
     """
