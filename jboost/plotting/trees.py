@@ -109,7 +109,7 @@ def tree(
       >>> from jboost import plotting
       >>> x = np.arange(400.0)[:, None]
       >>> model, _ = jb.fit(x, np.sqrt(x[:, 0]), num_rounds=2, max_depth=2)
-      >>> ax = plotting.tree(model, round=1)
+      >>> ax = plotting.tree(model, round=0)
       >>> len(ax.patches)  # seven boxes and the six edges between them
       13
     """
