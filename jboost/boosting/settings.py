@@ -368,7 +368,8 @@ class TableSettings(RunSettings, total=False):
         "`\"auto\"`: at most 2,000 rounds, with early stopping after 50 without "
         "improvement on `validation` or, without it, on held-out rows (see "
         "`validation_fraction`). 100 rounds where no rows can be held out: for "
-        "streams, runs that continue a model, and fewer than 50 rows. "
+        "streams, runs that continue a model, fewer than 50 rows, and groups that are "
+        "not ids with a loss that does not take `where`. "
         "`cross_validate` and `sweep` stop by the mean over the folds.")]
     absent: Annotated[Absent | None, Setting(None, _or(None, _one_of(Absent)), "Data",
         "the meaning of entries that a sparse matrix does not store: missing or zero",
