@@ -185,9 +185,6 @@ def test_devices_and_processes_hold_out_the_same_rows():
 
 
 def test_a_checkpoint_holds_out_the_same_rows(tmp_path):
-    def stop(number, history, model):
-        raise KeyboardInterrupt if number == 3 else StopIteration
-
     def press(number, history, model):
         if number == 3:
             raise KeyboardInterrupt

@@ -114,27 +114,20 @@ def _one_of(literal: Any) -> Callable[..., Any]:
     return partial(checks.check_word, words=get_args(literal))
 
 
-def _or(word: str | None, check: Callable[..., Any]) -> Callable[[str, Any], Any]:
-    """Returns a check that also accepts a given word, or None."""
+def _or(check: Callable[..., Any], *words: str | None) -> Callable[[str, Any], Any]:
+    """Returns a check that also accepts given words, or None."""
+    *others, last = map(repr, words)
+    also = "".join(f", {word}" for word in others) + f" or {last}"
 
     def read(name: str, value: Any) -> Any:
-        if (value is None or isinstance(value, str)) and value == word:
+        if (value is None or isinstance(value, str)) and value in words:
             return value
         try:
-            return check(name, value, also=f" or {word!r}")
+            return check(name, value, also=also)
         except TypeError as error:  # the value of a word is wrong
             raise (ValueError if isinstance(value, str) else TypeError)(error) from None
 
     return read
-
-
-def _check_patience(name: str, value: Any) -> Any:
-    if value is None or (isinstance(value, str) and value == "auto"):
-        return value
-    try:
-        return checks.check_integer(name, value, least=1, also=", None or 'auto'")
-    except TypeError as error:
-        raise (ValueError if isinstance(value, str) else TypeError)(error) from None
 
 
 def _unless_traced(check: Callable[[str, Any], Any]) -> Callable[[str, Any], Any]:
@@ -177,7 +170,7 @@ class LeafSettings(TypedDict, total=False):
         "Weak leaves become 0. Counted like `l2` (relative: XGBoost's alpha is `l1` "
         "times the unit of `regularization`). Does not apply to medians and "
         "quantiles.")]
-    l2: Annotated[Any, _traced("auto", _or("auto", _number(least=0.0)), "Trees",
+    l2: Annotated[Any, _traced("auto", _or(_number(least=0.0), "auto"), "Trees",
         "penalty lambda: shrinks leaf values toward 0; auto: 1 average row; 3 if all "
         "thresholds are tried, except for medians, quantiles and absolute "
         "regularization",
@@ -186,7 +179,7 @@ class LeafSettings(TypedDict, total=False):
         "quantiles, each leaf gets one more residual of 0, of weight `l2` (absolute: "
         "none). A row counts as min(1, mean "
         "weight), also for `min_child_weight`, `min_gain` and `l1`.")]
-    parent_rows: Annotated[Any, _traced("auto", _or("auto", _PENALTY), "Trees",
+    parent_rows: Annotated[Any, _traced("auto", _or(_PENALTY, "auto"), "Trees",
         "how many rows the value of the parent node weighs in the value of a leaf; "
         "auto: 10; 0 if all thresholds are tried",
         "From the root down, v = -(G - p v_parent) / (H + `l2` + p), where p is "
@@ -253,14 +246,14 @@ class RoundSettings(LeafSettings, total=False):
     min_child_weight: Annotated[Number, _traced(1.0, _PENALTY, "Trees",
         "the least curvature of a child, in the units of l2")]
     min_child_samples: Annotated[Any, _traced(
-        "auto", _unless_traced(_or("auto", _integer(1))), "Trees",
+        "auto", _unless_traced(_or(_integer(1), "auto")), "Trees",
         "the minimum number of rows of a child; auto: N / 50, from 1 to 10; 3 to 20 "
         "for medians and quantiles; otherwise 1 if absolute",
         "`\"auto\"` for leaves that are order statistics (absolute error, quantiles): "
         "2 / min(tau, 1 - tau) - 1, at most 20; 20 if 75 % of the rows have almost no "
         "curvature. From 1 to 20 if all thresholds are tried. N are all rows of "
         "positive weight; children are counted in the sample of the splits.")]
-    subsample: Annotated[Any, _traced("auto", _or("auto", _SHARE), "Sampling",
+    subsample: Annotated[Any, _traced("auto", _or(_SHARE, "auto"), "Sampling",
         "the share of rows used to find the splits of a round; auto: 0.7; 1 if "
         "absolute",
         "Exactly this share is drawn, without replacement; whole groups if `groups` "
@@ -276,7 +269,7 @@ class RoundSettings(LeafSettings, total=False):
         "the share of the tree's features for each level")]
     colsample_bynode: Annotated[Number, _traced(1.0, _SHARE, "Sampling",
         "the share of the level's features for each node")]
-    max_leaves: Annotated[int | None, Setting(None, _or(None, _integer(2)), "Trees",
+    max_leaves: Annotated[int | None, Setting(None, _or(_integer(2), None), "Trees",
         "the most leaves of a tree; None: as many as max_depth allows",
         "Trees still grow level by level: on each level the best splits are made "
         "first, up to this number of leaves. (LightGBM's num_leaves differs: a tree "
@@ -293,7 +286,7 @@ class RoundSettings(LeafSettings, total=False):
         "`[[0, 1], [1, 2, 3]]`: all features on a path from root to leaf are in one "
         "group. A feature of no group splits alone.")]
     rows_per_threshold: Annotated[Any, _traced(
-        "auto", _unless_traced(_or("auto", _integer(0))),
+        "auto", _unless_traced(_or(_integer(0), "auto")),
         "Constraints and split candidates",
         "rows of a node per threshold that it tries for each feature; 0: try all; "
         "auto: 100; 0 if absolute or with other `candidates`",
@@ -362,7 +355,7 @@ class BoostSettings(ScoreSettings, total=False):
 class TableSettings(RunSettings, total=False):
     """The hyperparameters of a run on raw tables; the estimators have them all."""
 
-    num_rounds: Annotated[Any, Setting("auto", _or("auto", _integer(0)), "Trees",
+    num_rounds: Annotated[Any, Setting("auto", _or(_integer(0), "auto"), "Trees",
         "rounds of boosting, each of which grows a tree for every score; auto: until "
         "the loss of held-out rows no longer falls",
         "`\"auto\"`: at most 2,000 rounds, with early stopping after 50 without "
@@ -371,7 +364,7 @@ class TableSettings(RunSettings, total=False):
         "streams, runs that continue a model, fewer than 50 rows, and groups that are "
         "not ids with a loss that does not take `where`. "
         "`cross_validate` and `sweep` stop by the mean over the folds.")]
-    absent: Annotated[Absent | None, Setting(None, _or(None, _one_of(Absent)), "Data",
+    absent: Annotated[Absent | None, Setting(None, _or(_one_of(Absent), None), "Data",
         "the meaning of entries that a sparse matrix does not store: missing or zero",
         "The result is that of the dense matrix with NaN (`\"missing\"`: they take the "
         "direction learned at each split) or 0 in their places. The model keeps it for "
@@ -394,7 +387,7 @@ class TableSettings(RunSettings, total=False):
         "with sparse x, streams, `candidates` other than `\"global\"` or "
         "`candidate_weights=\"curvature\"`, nor with `monotone` signs on them.")]
     early_stopping_rounds: Annotated[Any, Setting(
-        "auto", _check_patience, "Validation and stopping",
+        "auto", _or(_integer(1), None, "auto"), "Validation and stopping",
         "stop after this number of rounds without improvement; None: never; auto: 50 "
         "with `num_rounds=\"auto\"`, else None",
         "Compares the loss of the first validation set or, without one, of held-out "

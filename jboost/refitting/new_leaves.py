@@ -195,16 +195,9 @@ def read_rows(
     if model.categories is not None and not held:
         _check_known(model, frame, weights)
     rows = put_grouped_rows(
-        size,
-        y,
-        weights,
-        offset,
-        groups,
-        loss=loss,
-        num_scores=num_scores,
-        padded=padded,
-        prefix=prefix,
-    )
+        size, y, weights, offset, groups, loss=loss, num_scores=num_scores,
+        padded=padded, prefix=prefix,
+    )  # fmt: skip
     check_domain(loss, rows.data.targets, rows.data.weights, num_scores, f"{prefix}y")
     return ModelRows(x if wide or is_sparse(x) else matrix, rows)
 

@@ -48,8 +48,8 @@ float JoinSquares(const int32_t digits[4], int32_t greatest_gradient);
 
 // Writes the better one of the split in `numeric`, by a threshold and with min_gain not
 // subtracted, and the best categorical split. A threshold on the codes of categories is
-// written as a set. `squares` [slots] are those of
-// JoinSquares. `values` may be null; its child bounds are not written.
+// written as a set. `squares` [slots] are those of JoinSquares. `values` may be null;
+// its child bounds are not written.
 void FindCategorySplits(const Pool& pool, const Search& search,
                         const LimitsOfSlots* values, const CategoryLimits& categories,
                         const Splits& numeric, const float* squares,
