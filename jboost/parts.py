@@ -14,12 +14,13 @@ from jboost.trees.public import (
     stack_trees,
 )
 from jboost.trees.splitting import Split
-from jboost.trees.tree import LeafSums, Tree
+from jboost.trees.tree import LeafSums, Slopes, Tree
 
 __all__ = [
     "DenseCodes",
     "Histogram",
     "LeafSums",
+    "Slopes",
     "SparseCodes",
     "Split",
     "Tree",

@@ -22,7 +22,8 @@ from jboost.numerics.arrays import is_large_elsewhere
 from jboost.tables.categories import Categories, column_values
 from jboost.tables.frames import Schema
 from jboost.tables.sparse import Absent
-from jboost.trees.tree import CATEGORICAL, BoostedTrees, LeafSums
+from jboost.trees.slopes import find_ranges
+from jboost.trees.tree import CATEGORICAL, BoostedTrees, LeafSums, Slopes
 
 _FEW, _OFTEN = 2**10, 16  # numbers in a small result; results of the same shape
 _MANY_BYTES = 2**21  # from this size on, compiling a slice is faster than copying
@@ -155,6 +156,11 @@ class Ensemble(Model):
         tell apart, each as two words, the low one first; NaN for other columns. Only
         models of other libraries have them. They replace ``threshold`` for rows that
         are not float32; None if there are no such columns.
+      slopes: the linear terms of the leaves, ``feature`` [R, S, L, P], ``slope`` and
+        ``center`` [R, K, L, P]; see :class:`jboost.parts.Slopes`. None if leaves are
+        constant.
+      ranges: the least and greatest value of each feature in these terms; values beyond
+        are clipped. None if leaves are constant.
     """
 
     feature: Int32[Array, "R S I"]
@@ -173,6 +179,8 @@ class Ensemble(Model):
     categories: Categories | None = None
     links: Links | None = None
     wide_threshold: UInt32[Array, "R S I 2"] | None = None
+    slopes: Slopes | None = None
+    ranges: Float[Array, "F 2"] | None = None
 
     def __repr__(self) -> str:
         if not hasattr(self.feature, "shape"):  # JAX builds it from other leaves
@@ -280,6 +288,8 @@ def to_ensemble(trees: BoostedTrees, bins: Bins) -> Ensemble:
         sums=tree.sums,
         left_codes=tree.left_codes,
         categories=bins.categories,
+        slopes=tree.slopes,
+        ranges=None if tree.slopes is None else find_ranges(thresholds),
     )
     return Ensemble(
         **(jax.device_put(arrays) if host else arrays),
@@ -321,7 +331,7 @@ def rounds_of(model: Ensemble) -> dict[str, Any]:
     """Returns the fields that have an axis of rounds, by name."""
     names = (
         "feature", "threshold", "missing_left", "leaf_value", "sums", "left_codes",
-        "links", "wide_threshold",
+        "links", "wide_threshold", "slopes",
     )  # fmt: skip
     return {name: getattr(model, name) for name in names}
 

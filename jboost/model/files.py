@@ -27,7 +27,7 @@ from jboost.model.regression_tree import FORMAT_VERSION as TREE_VERSION
 from jboost.model.regression_tree import RegressionTree
 from jboost.tables.categories import WORD, Categories
 from jboost.tables.sparse import check_absent
-from jboost.trees.tree import LeafSums
+from jboost.trees.tree import LeafSums, Slopes
 
 Layout = dict[str, tuple[str, str]]  # name: (dtype, lengths)
 
@@ -50,6 +50,10 @@ ENSEMBLE: Layout = {
     "categories.codes": ("int32", "G V"),
     "links.left_child": ("int32", "R S I"),
     "wide_threshold": ("uint32", "R S I P"),
+    "slopes.feature": ("int32", "R S L T"),
+    "slopes.slope": ("float32", "R K L T"),
+    "slopes.center": ("float32", "R K L T"),
+    "ranges": ("float32", "F E"),
 }
 REGRESSION_TREE: Layout = {
     "left": ("int32", "M"),
@@ -92,7 +96,7 @@ def check_container(
             expected |= {f"{group}.{name}" for name in inner}
         else:
             names -= here
-    names -= {"left_codes", "wide_threshold"} - arrays.keys()
+    names -= {"left_codes", "wide_threshold", "ranges"} - arrays.keys()
     for what, wanted, found in (
         ("fields", expected, static.keys()), ("arrays", names, arrays.keys()),
     ):  # fmt: skip
@@ -150,6 +154,12 @@ def _check_ensemble(static, arrays, sizes):
         )
     if "wide_threshold" in arrays:
         _expect("the number of words of wide_threshold", sizes["P"], 2)
+    if ("slopes.feature" in arrays) != ("ranges" in arrays):
+        raise ValueError("slopes must come with ranges")
+    if "ranges" in arrays:
+        _expect("the number of ranges", sizes["F"], num_features)
+        _expect("the number of ends of ranges", sizes["E"], 2)
+        _check_range("slopes.feature", arrays["slopes.feature"] + 1, num_features + 1)
     _check_categories(static, arrays, sizes, num_features)
     by_set = np.isnan(threshold)
     indices = np.array(static.get("categories.features", ()), np.int64)
@@ -290,6 +300,7 @@ KINDS = {
             "sums": (LeafSums, ()),
             "categories": _CATEGORIES,
             "links": (Links, ("max_depth",)),
+            "slopes": (Slopes, ()),
         },
         _check_ensemble,
     ),

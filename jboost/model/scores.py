@@ -26,6 +26,7 @@ from jboost.kernels.prediction import ReadyModel, Rows, Trees, as_rows
 from jboost.model.ensemble import find_sharding, place
 from jboost.numerics.arrays import flush_denormals, pad_rows
 from jboost.tables.categories import Categories, encode, goes_left
+from jboost.trees.slopes import clip_values, evaluate
 
 _LINKED_ROWS = 64, 2**18  # smallest and largest block for inverse links
 
@@ -73,8 +74,10 @@ def to_host(model: Any) -> Any:
 def _score_matrix(staged, model, rows, offset):
     values = (model.leaf_value, model.init_score.reshape(-1))
     rows, trees = read_trees(model, rows)
-    if current_implementation() == "xla":  # the reference is differentiable itself
-        scores = _scores_in_xla(staged, model.max_depth, values, trees, rows)
+    slopes = None if model.slopes is None else (model.slopes, model.ranges)
+    # The reference is differentiable itself.
+    if slopes is not None or current_implementation() == "xla":
+        scores = _scores_in_xla(staged, model.max_depth, values, trees, rows, slopes)
     else:
         depth = model.max_depth
         run, find = _choose_scores(staged, depth), _choose_leaves(depth)
@@ -247,30 +250,55 @@ def _change_scores(run, find, staged, primals, tangents):
     return _scores(run, find, staged, values, trees, rows), change
 
 
-def _scores_in_xla(staged, depth, values, trees, rows):
-    """Computes scores in plain XLA, the reference for the kernels."""
+def _scores_in_xla(staged, depth, values, trees, rows, linear=None):
+    """Computes scores in plain XLA, the reference for the kernels.
+
+    ``linear`` are the slopes of the leaves, and the ranges of the features.
+    """
     columns = code_columns(rows)
+    find = partial(_round_leaves, columns=columns, depth=depth)
+    size, varying = rows.num_rows, (columns, *trees[:3])
+    if linear is None:
+        return _add_rounds(staged, size, values, trees, find, *varying)
+    (slopes, ranges), each = linear, jnp.arange(size, dtype=jnp.int32)
+    clipped = clip_values(columns, ranges).reshape(-1)
 
-    def find(trees):
-        return _round_leaves(trees, columns, depth)
+    def give(value, step, leaf):
+        def run(*tree):
+            return evaluate(*tree, lambda feature: clipped[feature * size + each])
 
-    return _add_rounds(staged, rows.num_rows, values, trees, find, columns, *trees[:3])
+        shapes = [*value.shape[:1], *leaf.shape[1:]]
+        slopes = jax.tree.map(
+            lambda part: jnp.broadcast_to(part, (len(value), *part.shape[1:])), step[1]
+        )
+        return jax.vmap(run)(value, slopes, jnp.broadcast_to(leaf, shapes))
+
+    steps = trees, slopes
+    return _add_rounds(
+        staged, size, values, steps, lambda step: find(step[0]), *varying, give=give
+    )
 
 
-def _add_rounds(staged, num_rows, values, steps, find, *varying):
+def _give_values(value, step, leaf):
+    del step
+    if len(leaf) < len(value):  # all scores share the tree
+        return value[:, leaf[0]]
+    return jax.vmap(lambda value, leaf: value[leaf])(value, leaf)
+
+
+def _add_rounds(
+    staged, num_rows, values, steps, find, *varying, give=_give_values
+):  # fmt: skip
     """Adds leaf values round by round; ``find(step)`` returns the leaves [S, N].
 
-    ``varying`` are the arrays that the leaves depend on.
+    ``varying`` are the arrays that the leaves depend on. ``give(value, step, leaf)``
+    returns what the leaves give to each row, [K, N].
     """
     leaf_value, init_score = values
 
     def add_round(sums, step):
         value, step = step
-        leaf = find(step)
-        if len(leaf) < len(value):  # all scores share the tree
-            sums += value[:, leaf[0]]
-        else:
-            sums += jax.vmap(lambda value, leaf: value[leaf])(value, leaf)
+        sums += give(value, step, find(step))
         return sums, sums if staged else None
 
     zeros = jnp.zeros((init_score.shape[0], num_rows), jnp.float32)

@@ -33,6 +33,28 @@ class LeafSums(NamedTuple):
         return show_fields(self)
 
 
+class Slopes(NamedTuple):
+    """Linear terms of the leaves, P per leaf.
+
+    A leaf gives a row the value ``leaf_value + sum_p slope_p (x_p - center_p)``, where
+    x_p is the row's value of ``feature_p``, clipped to the range of the feature; and
+    ``leaf_value`` alone if one of these values is missing.
+
+    Attributes:
+      feature: index of the feature of each term; -1 for no term.
+      slope: change of the score per unit of x, including the learning rate.
+      center: mean of x in the training rows of the leaf, weighted by curvature.
+    """
+
+    feature: Int32[Array, "*T L P"]
+    slope: Float[Array, "*T L P"]
+    center: Float[Array, "*T L P"]
+
+    def __repr__(self) -> str:
+        """Its fields: the arrays would fill pages."""
+        return show_fields(self)
+
+
 class Tree(NamedTuple):
     """A tree on codes; more axes in front for more trees.
 
@@ -49,6 +71,7 @@ class Tree(NamedTuple):
         in a tree with fitted leaf values.
       left_codes: bit c % 32 of word c // 32 is 1 if code c goes left in a split by
         categories; None if no feature holds categories.
+      slopes: the linear terms of the leaves; None if leaves are constant.
     """
 
     feature: Int32[Array, "*T I"]  # I = 2^max_depth - 1
@@ -58,6 +81,7 @@ class Tree(NamedTuple):
     sums: LeafSums | None = None
     bounds: Float[Array, "*T I+1 2"] | None = None
     left_codes: UInt32[Array, "*T I W"] | None = None
+    slopes: Slopes | None = None
 
     def __repr__(self) -> str:
         """Its fields: the arrays would fill pages."""
