@@ -38,6 +38,7 @@ from jboost.trees.limits import (
     limit_categories,
     limit_values,
 )
+from jboost.trees.slopes import MOST_TERMS
 
 _MOST_CELLS = 2**30  # limit on the histograms of one level of sparse data: 4 GiB
 
@@ -49,7 +50,8 @@ class Method:
     ``curvature``, ``leaf_solver``, ``leaf_curvature`` and ``order_statistics`` are
     those of :class:`jboost.boosting.auto.LossChoices`. ``uniform`` says that all rows
     weigh the same (or nothing) and have the same curvature; ``categorical`` that some
-    feature holds categories; ``share_structure`` that one tree serves all scores.
+    feature holds categories; ``share_structure`` that one tree serves all scores. A
+    leaf has up to ``num_terms`` linear terms.
     """
 
     curvature: Chosen
@@ -67,6 +69,7 @@ class Method:
     candidates: Candidates
     candidate_weights: CandidateWeights
     share_structure: bool
+    num_terms: int
 
     @property
     def sorts_rows(self) -> bool:
@@ -78,10 +81,12 @@ class Numbers(NamedTuple):
     """The traced part of the settings; the page "Parameters" explains them.
 
     ``subsample`` is None where it is known to be 1: a program then samples no rows.
+    ``ranges`` are those of :class:`jboost.Ensemble`; None: leaves are constant.
     """
 
     limits: TreeLimits
     subsample: Float[Array, ""] | None
+    ranges: Float[Array, "F 2"] | None = None
 
 
 def make_method(
@@ -96,6 +101,7 @@ def make_method(
     categories: Categories | None,
     feature_names: Any = None,
     num_devices: int = 1,
+    ranges: Any = None,
 ) -> tuple[Method, Numbers]:
     """Sorts settings into static and traced values, and compares them with the data.
 
@@ -103,6 +109,7 @@ def make_method(
       codes: the codes of ``num_rows`` rows; only shapes are used.
       uniform: whether all rows with a positive weight have the same weight.
       max_bins: the codes of a feature: ``settings.max_bins``, or the number in use.
+      ranges: the ranges of the features in linear leaves; None: leaves are constant.
     """
     refuse_sorting(settings, codes)
     choices = decide_by_loss(
@@ -144,6 +151,7 @@ def make_method(
         candidates=settings.candidates,
         candidate_weights=settings.candidate_weights,
         share_structure=choices.share_structure,
+        num_terms=_count_terms(settings, choices, ranges),
     )
     _warn_of_no_steps(loss, method)
     _check_size(codes, method, num_devices)
@@ -155,7 +163,22 @@ def make_method(
         _check_categories(categories, codes, method, limits, num_features)
     share = settings.subsample
     sampled = isinstance(share, Tracer) or share < 1
-    return method, Numbers(limits, as_float(share) if sampled else None)
+    ranges = None if method.num_terms == 0 else ranges
+    return method, Numbers(limits, as_float(share) if sampled else None, ranges)
+
+
+def _count_terms(settings, choices, ranges):
+    """Returns the number of terms of a leaf; 0 for leaves that are order statistics."""
+    if ranges is None or choices.order_statistics:
+        if settings.given["linear_leaves"] is True:
+            why = "leaves that are order statistics"
+            if not choices.order_statistics:
+                why = "streams and functions that see only codes; use jb.fit on arrays"
+            raise ValueError(
+                f"linear_leaves must be 'auto' or False for {why}, got True"
+            )
+        return 0
+    return min(MOST_TERMS, settings.max_depth)
 
 
 def _make_limits(settings, choices, num_rows, num_features, categories, feature_names):

@@ -13,7 +13,6 @@ from jaxtyping import Array, Bool, Float, UInt32
 
 from jboost.boosting.groups import round_words
 from jboost.boosting.state import BoostState, Data, Problem, reported_parameters
-from jboost.codes.codes import Codes
 from jboost.objective.coupled import GroupObjective, group_values
 from jboost.objective.evaluation import (
     Objective,
@@ -25,7 +24,7 @@ from jboost.objective.group_tracing import GroupLoss
 from jboost.objective.tracing import TracedLoss
 from jboost.trees.grow import find_leaves
 from jboost.trees.joint_start import move_scores
-from jboost.trees.leaf_operations import add_values
+from jboost.trees.slopes import add_leaves
 from jboost.trees.tree import Tree
 
 
@@ -148,14 +147,14 @@ def add_to_sets(
     ``steps`` are those of the training rows; sets without codes share them.
     """
     return tuple(
-        steps if rows.codes is None else add_tree(trees, rows.codes, before)
+        steps if rows.codes is None else add_tree(trees, rows, before)
         for rows, before in zip(sets, set_steps, strict=True)
     )
 
 
-def add_tree(tree: Tree, codes: Codes, steps: Float[Array, "K N"]):
+def add_tree(tree: Tree, rows: Data, steps: Float[Array, "K N"]):
     """Returns the steps after adding the trees of a round."""
     nothing: Any = None
-    structure = tree._replace(leaf_value=nothing, sums=None)
-    leaf = jax.vmap(find_leaves, (0, None))(structure, codes)
-    return add_values(steps, tree.leaf_value, leaf, in_place=True)
+    structure = tree._replace(leaf_value=nothing, sums=None, slopes=None)
+    leaf = jax.vmap(find_leaves, (0, None))(structure, rows.codes)
+    return add_leaves(steps, tree, leaf, rows.values, in_place=True)

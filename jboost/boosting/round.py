@@ -56,6 +56,7 @@ from jboost.trees.leaves import (
     solve_leaves,
 )
 from jboost.trees.limits import TreeLimits
+from jboost.trees.slopes import add_leaves, fit_slopes, limit_slopes, list_terms
 from jboost.trees.splitting import UNBOUNDED
 from jboost.trees.tree import LeafSums, Tree
 
@@ -195,11 +196,94 @@ def fit_leaves(
         value = jnp.where(jnp.sum(sums.curvature) < limits.min_child_weight, 0.0, value)
     if limits.values is not None:  # a line search may have passed the bounds
         value = jnp.clip(value, *limits.values.bounds)
-    return tree._replace(
-        # Otherwise, leaf values would not sum to the scores bit for bit.
-        leaf_value=round_alone(learning_rate * value),
-        bounds=None,
-    )
+    if bounds is None and limits.values is not None:
+        bounds = jnp.broadcast_to(limits.values.bounds, (*value.shape, 2))
+    return _finish(problem, learning_rate, tree, value, bounds)._replace(bounds=None)
+
+
+def _finish(problem, learning_rate, tree, value, bounds):
+    """Returns the tree with values and slopes of leaves times the learning rate.
+
+    Slopes shrink until the leaves stay in their bounds.
+    """
+    # Otherwise, leaf values would not sum to the scores bit for bit.
+    tree = tree._replace(leaf_value=round_alone(learning_rate * value))
+    if tree.slopes is None:
+        return tree
+    slopes = tree.slopes._replace(slope=round_alone(learning_rate * tree.slopes.slope))
+    if bounds is not None:
+        parts = slopes, tree.leaf_value, learning_rate * bounds
+        slopes = limit_slopes(*parts, problem.arrays.numbers.ranges)
+    return tree._replace(slopes=slopes)
+
+
+def add_slopes(
+    problem: Problem,
+    state: BoostState,
+    plan: RoundPlan,
+    task: TreeTask,
+    tree: Tree,
+    leaf: Int32[Array, " N"],
+    terms: Int32[Array, "L P"] | None = None,
+) -> Tree:
+    """Returns the tree of :func:`sum_leaves` with the slopes of linear leaves.
+
+    ``terms`` are the features of the terms; None: those of the paths. Leaves that are
+    argmins of a loss without curvature stay constant.
+    """
+    numbers, method, table = problem.arrays.numbers, problem.method, problem.data.values
+    if table is None or numbers.ranges is None:
+        return tree
+    fitted, sums = task.for_leaves, tree.sums
+    assert sums is not None
+    if terms is None:
+        sizes = method.num_terms, method.num_bins
+        terms = list_terms(tree, _without_signs(problem), *sizes)
+    slopes = fit_slopes(
+        table, numbers.ranges, terms, leaf, (fitted.gradient, fitted.curvature),
+        plan.weights(problem.data, fitted.known), sums,
+        (fitted.mean, state.weight_unit),
+    )  # fmt: skip
+    least = plan.limits.min_child_samples
+    exact = decide_by_data(state.pointed, state.least_rows, method.leaf_solver, least)
+    slope = jnp.where(exact.exact_leaves, 0.0, slopes.slope)
+    return tree._replace(slopes=slopes._replace(slope=slope))
+
+
+def _without_signs(problem):
+    """Returns the ranges; empty ones for features with a monotone constraint."""
+    ranges, values = problem.arrays.numbers.ranges, problem.arrays.numbers.limits.values
+    if values is None:
+        return ranges
+    return jnp.where(values.monotone[:, None] == 0, ranges, 0.0)
+
+
+def add_shared_slopes(
+    problem: Problem,
+    state: BoostState,
+    plan: RoundPlan,
+    trees: Tree,
+    leaf: Int32[Array, " N"],
+    terms: Int32[Array, "L P"] | None = None,
+) -> Tree:
+    """Computes :func:`add_slopes` for each score of a tree of all scores."""
+    ranges, method = problem.arrays.numbers.ranges, problem.method
+    if problem.data.values is None or ranges is None:
+        return trees
+    if terms is None:
+        bare: Any = trees._replace(leaf_value=None, sums=None)
+        one = jax.tree.map(lambda array: array[0], bare)
+        sizes = method.num_terms, method.num_bins
+        terms = list_terms(one, _without_signs(problem), *sizes)
+
+    def fit(parts):
+        task, tree = parts
+        return add_slopes(problem, state, plan, task, tree, leaf, terms).slopes
+
+    none: Any = None
+    each = Tree(none, none, none, trees.leaf_value, trees.sums)
+    slopes = jax.lax.map(fit, (plan.trees(), each))
+    return trees._replace(slopes=slopes._replace(feature=slopes.feature[:1]))
 
 
 def are_steps_kept(
@@ -308,7 +392,7 @@ def _fit_shared_leaves(problem, learning_rate, state, plan, tree, leaf, pointed)
     def fit_alone():
         def fit(parts):
             task, own = parts
-            return fit_leaves(alone, learning_rate, state, plan, task, own, leaf)
+            return fit_leaves(alone, jnp.float32(1), state, plan, task, own, leaf)
 
         return jax.lax.map(fit, each).leaf_value
 
@@ -317,13 +401,16 @@ def _fit_shared_leaves(problem, learning_rate, state, plan, tree, leaf, pointed)
         if own.bounds is not None:
             bounds = own.bounds * plan.for_leaves.value_unit[:, None, None]
             value = jnp.clip(value, *jnp.moveaxis(bounds, -1, 0))
-        return round_alone(learning_rate * value)
+        return value
 
     if joint and isinstance(pointed, Tracer):
         value = jax.lax.cond(pointed, fit_alone, fit_jointly)
     else:
         value = fit_jointly() if joint and not pointed else fit_alone()
-    return tree._replace(leaf_value=value)
+    bounds = each[1].bounds
+    if bounds is not None:
+        bounds = bounds * plan.for_leaves.value_unit[:, None, None]
+    return _finish(problem, learning_rate, tree, value, bounds)
 
 
 def _split_scores(problem, plan, tree):
@@ -415,18 +502,21 @@ def grow_round(
     """
     state, raw = differentiate(problem, state)
     plan = start_round(problem, choose_scaling(problem), state, raw)
-    fit = learning_rate, state, state.pointed
-    trees, leaf = grow_trees(problem, plan, fit)
+    fit = learning_rate, state.pointed
+    trees, leaf = grow_trees(problem, state, plan, fit)
     return add_trees(problem, state, plan, trees, leaf), trees, plan.in_bag
 
 
 def grow_trees(
-    problem: Problem, plan: RoundPlan, fit: tuple[Any, BoostState, Any] | None
+    problem: Problem,
+    state: BoostState,
+    plan: RoundPlan,
+    fit: tuple[Any, Any] | None,
 ) -> tuple[Tree, Int32[Array, "T N"]]:
-    """Grows the trees of a round, and sums the derivatives in their leaves.
+    """Grows the trees of a round, sums the derivatives in their leaves, fits slopes.
 
-    ``fit`` holds the learning rate, the state, and the ``pointed`` of
-    :func:`fit_trees`, if leaf values are computed here.
+    ``fit`` holds the learning rate, and the ``pointed`` of :func:`fit_trees`, if leaf
+    values are computed here.
     """
 
     def grow(task):
@@ -436,16 +526,18 @@ def grow_trees(
     def grow_one(task):
         tree, leaf = grow(task)
         tree = sum_leaves(problem, plan, task, tree, leaf)
+        tree = add_slopes(problem, state, plan, task, tree, leaf)
         if fit is not None:
-            tree = fit_leaves(problem, *fit[:2], plan, task, tree, leaf)
+            tree = fit_leaves(problem, fit[0], state, plan, task, tree, leaf)
         return tree, leaf
 
     if not problem.method.share_structure:
         return map_scores(grow_one, plan.trees())
     tree, leaf = grow(plan.structure())
-    trees, leaf = sum_shared_leaves(problem.data, plan, tree, leaf), leaf[None]
+    trees = sum_shared_leaves(problem.data, plan, tree, leaf)
+    trees, leaf = add_shared_slopes(problem, state, plan, trees, leaf), leaf[None]
     if fit is not None:
-        rate, state, pointed = fit
+        rate, pointed = fit
         trees = fit_trees(problem, rate, state, plan, trees, leaf, pointed)
     return trees, leaf
 
@@ -484,7 +576,8 @@ def add_trees(
     leaf: Int32[Array, "T N"],
 ) -> BoostState:
     """Returns the state after a round, from its trees and the leaf of every row."""
-    steps = add_values(state.steps, trees.leaf_value, leaf, in_place=True)
+    table = problem.data.values
+    steps = add_leaves(state.steps, trees, leaf, table, in_place=True)
     return advance(problem, state, plan, steps)
 
 

@@ -45,7 +45,7 @@ from jboost.kernels.library import choose
 from jboost.numerics.arrays import pack
 from jboost.objective.curvature import EXPONENTS, are_finite, count_lost
 from jboost.objective.group_tracing import GroupLoss
-from jboost.trees.leaf_operations import add_values
+from jboost.trees.slopes import add_leaves
 from jboost.trees.tree import Tree
 
 
@@ -188,7 +188,7 @@ def for_derivatives(static: Static) -> Static:
     method = replace(
         static.method, leaf_solver="newton", order_statistics=False, max_depth=1,
         num_bins=2, max_nodes=1, max_leaves=None, uniform=False, categorical=False,
-        candidates="global", candidate_weights="samples",
+        candidates="global", candidate_weights="samples", num_terms=0,
     )  # fmt: skip
     return Static(static.loss, method)
 
@@ -277,12 +277,12 @@ def grow(
     state = note_lost(state, lost)
     plan = start_round(problem, scaling, state, raw)
 
-    fit = (rate, state, False) if steps else None
-    trees, leaf = grow_trees(problem, plan, fit)
+    fit = (rate, False) if steps else None
+    trees, leaf = grow_trees(problem, state, plan, fit)
     after, new_steps = None, None
     if steps:
         after = count_round(
-            state, plan, add_values(state.steps, trees.leaf_value, leaf)
+            state, plan, add_leaves(state.steps, trees, leaf, data.values)
         )
         after = after._replace(start=None)
         new_steps = add_to_sets(trees, sets, set_steps, after.steps)
@@ -393,7 +393,8 @@ def finish(
             problem, rate, start, plan, trees, grown.leaf, options.pointed
         )
         words = _store(words, pack(trees), entry)
-        steps = add_values(state.steps, trees.leaf_value, grown.leaf)
+        table = problem.data.values
+        steps = add_leaves(state.steps, trees, grown.leaf, table)
         set_steps = add_to_sets(trees, sets, set_steps, steps)
     else:
         assert grown.state is not None and grown.set_steps is not None

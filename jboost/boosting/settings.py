@@ -237,6 +237,16 @@ class RoundSettings(LeafSettings, total=False):
         "levels of splits in a tree",
         "The order of interaction: depth 1 makes a sum of functions of one feature "
         "each, depth 2 of two.")]
+    linear_leaves: Annotated[bool | str, Setting("auto", _check_auto_flag, "Trees",
+        "whether leaves have slopes: auto: yes for one score, unless all thresholds "
+        "are tried, or regularization is absolute",
+        "A leaf then gives v + sum_j w_j (x_j - c_j), with a term for each of the "
+        "nearest 6 numeric features of its path, found by a ridge regression of "
+        "gradient and curvature in the leaf; x is clipped to about the range of the "
+        "training rows. A row that misses one of the values gets v alone. "
+        "Features with a monotone constraint have no slopes. Leaves that are order "
+        "statistics (medians, quantiles) stay constant, and so do those of sparse "
+        "x, streams, `boost` and `boost_step`, which see only codes.")]
     max_bins: Annotated[int, Setting(256, _integer(2, 2**16), "Trees",
         "codes per feature, including one for missing values",
         "See `candidates`. Categories may have 16 times as many, see `categorical`.")]
@@ -545,11 +555,14 @@ def _decide_search(values):
     if isinstance(rows, str):
         drawn = relative and values["candidates"] == "global"
         rows = ROWS_PER_THRESHOLD if drawn else 0
-    found = {"rows_per_threshold": rows}
+    found: dict[str, Any] = {"rows_per_threshold": rows}
+    draws = isinstance(rows, Tracer) or rows > 0
+    if values["linear_leaves"] == "auto":
+        one = values["num_scores"] == 1
+        found["linear_leaves"] = relative and draws and one
     if isinstance(values["subsample"], str):
         found["subsample"] = SUBSAMPLE if relative else 1.0
     if isinstance(values["parent_rows"], str):
-        draws = isinstance(rows, Tracer) or rows > 0
         found["parent_rows"] = PARENT_ROWS if relative and draws else 0.0
     return found
 

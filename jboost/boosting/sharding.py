@@ -52,7 +52,7 @@ def spec_of_data(shards: Shards) -> Any:
     """Returns the sharding of :class:`jboost.boosting.state.Data`."""
     rows: Any = rows_of(shards)
     columns: Any = rows_of(shards, 1)
-    return Data(columns, rows, rows, offset=columns)
+    return Data(columns, rows, rows, offset=columns, values=rows)
 
 
 def spec_of_state(shards: Shards) -> Any:

@@ -53,6 +53,8 @@ class Data(NamedTuple):
       groups: the groups of the rows; None for a loss of one row.
       prepared: data of the groups that all rounds share, if there are any.
       offset: scores before the initial score is added; None if rounds do not need them.
+      values: the values of the features, clipped to their ranges, for linear leaves;
+        None: leaves are constant.
     """
 
     codes: Codes
@@ -61,6 +63,7 @@ class Data(NamedTuple):
     groups: RowGroups | None = None
     prepared: PreparedGroups | None = None
     offset: Float[Array, "K N"] | None = None
+    values: Float[Array, "N F"] | None = None
 
 
 class Static(NamedTuple):

@@ -279,6 +279,7 @@ def to_ensemble(trees: BoostedTrees, bins: Bins) -> Ensemble:
         numpy: Any = np if host else jnp
         divided = tree.threshold == CATEGORICAL
         threshold = numpy.where(divided, numpy.float32(np.nan), threshold)
+    categorical = () if bins.categories is None else bins.categories.features
     arrays: dict[str, Any] = dict(
         feature=tree.feature,
         threshold=threshold,
@@ -289,7 +290,7 @@ def to_ensemble(trees: BoostedTrees, bins: Bins) -> Ensemble:
         left_codes=tree.left_codes,
         categories=bins.categories,
         slopes=tree.slopes,
-        ranges=None if tree.slopes is None else find_ranges(thresholds),
+        ranges=None if tree.slopes is None else find_ranges(thresholds, categorical),
     )
     return Ensemble(
         **(jax.device_put(arrays) if host else arrays),

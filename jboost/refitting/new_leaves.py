@@ -128,13 +128,27 @@ def refit(
     begin = initial_scores(chosen)
     padded = may_pad_rows(loss, groups)
     x, rows = read_rows(model, (x, y, sample_weight, offset), loss, padded, groups)
+    if model.slopes is not None:
+        _check_linear(x, decay)
+        rows = rows.with_values(x, model.ranges)
     with resolve_implementation(rows.data.weights):
-        job = make_leaf_job(chosen, loss, rows, rates)
+        job = make_leaf_job(chosen, loss, rows, rates, model.ranges)
         state, _ = start(job, begin, seed=0)
         if decay > 0:
             mixed = mix(decay, model.init_score, state.init_score)
             state, _ = start(job, mixed.reshape(-1), seed=0)
         return refit_rounds(model, [x], job, state, decay, progress)
+
+
+def _check_linear(x, decay):
+    """Refuses arguments that linear leaves do not allow."""
+    if is_sparse(x):
+        raise ValueError("x must be dense for a model with linear leaves, got sparse x")
+    if decay > 0:
+        raise ValueError(
+            f"decay must be 0 for a model with linear leaves, got {decay}: old and new "
+            "slopes have other centers"
+        )
 
 
 class ModelRows(NamedTuple):

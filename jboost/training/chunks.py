@@ -57,7 +57,7 @@ from jboost.objective.evaluation import loss_values
 from jboost.training.rows import PaddedRows
 from jboost.training.sharded import compile_round
 from jboost.trees import category_splits
-from jboost.trees.tree import LeafSums, Tree
+from jboost.trees.tree import LeafSums, Slopes, Tree
 
 MOST_ROUNDS = 16  # the most rounds in one call of a runner: a chunk
 _CALL_SECONDS = 0.5  # how long a call should take, so that progress keeps moving
@@ -454,4 +454,9 @@ def no_trees(method: Method, num_scores: int, rounds: int = 0) -> Tree:
         LeafSums(*sums),
     )
     left_codes: Any = np.zeros(words, np.uint32) if method.categorical else None
-    return Tree(*arrays, left_codes=left_codes)
+    slopes = None
+    if method.num_terms:
+        terms = (*shape[:2], nodes + 1, method.num_terms)
+        each = np.zeros((*leaves, method.num_terms), np.float32)
+        slopes: Any = Slopes(np.zeros(terms, np.int32), each, each)
+    return Tree(*arrays, left_codes=left_codes, slopes=slopes)

@@ -264,7 +264,8 @@ def _refit(request, rows, record, trained):
         min_child_weight=0.0,  # below it, a root of training adds nothing
         share_structure=model.num_scores > 1 and model.shares_structure,
     )
-    job = make_leaf_job(settings, request.loss, rows, request.rates[: model.num_rounds])
+    rates = request.rates[: model.num_rounds]
+    job = make_leaf_job(settings, request.loss, rows, rates, model.ranges)
     tables = [request.rows.x]
     if not request.holds_out:  # the first validation set
         tables.append(next(iter(request.sets.values()))[1][0])

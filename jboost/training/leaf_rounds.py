@@ -22,6 +22,8 @@ from jboost.boosting.derivatives import (
     start_round,
 )
 from jboost.boosting.round import (
+    add_shared_slopes,
+    add_slopes,
     add_trees,
     fit_trees,
     map_scores,
@@ -39,7 +41,7 @@ from jboost.objective.faults import warn_of_lost_rows
 from jboost.training.chunks import Job, open_bar
 from jboost.training.rows import PaddedRows
 from jboost.training.sharded import compile_shards, spec_of_arrays
-from jboost.trees.tree import LeafSums, Tree
+from jboost.trees.tree import LeafSums, Slopes, Tree
 
 _MOST_ROUNDS = 16  # the most rounds per computation of leaf indices
 _MOST_LEAVES = 2**26  # leaf indices of all rows and rounds at a time
@@ -77,16 +79,22 @@ def refit_rounds(
         run = compile_shards(
             _refit_chunk, (static,), spread, specs, results, effort=FULL
         )
-    old: Any = np.asarray(model.leaf_value)
-    none, no_l2 = old[:0], old[:0, :, 0]
-    parts = [Refitted(none, LeafSums(none, none, none, no_l2))]  # no rounds
+    old: Any = Leaves(model.leaf_value, model.slopes)
+    old = jax.tree.map(np.asarray, old)
+    none, no_l2 = old.leaf_value[:0], old.leaf_value[:0, :, 0]
+    no_slopes = jax.tree.map(lambda array: array[:0], old.slopes)
+    parts = [Refitted(none, LeafSums(none, none, none, no_l2), no_slopes)]  # no rounds
     first, before = 0, np.asarray(state.lost)
     with open_bar(model.num_rounds, progress) as bar:
         for leaves in find_leaves(model, tables, job.rows):
             count = len(leaves)
             rates, leaves, values = (
-                _fill(array, step) for array in (job.rates[first:], leaves, old[first:])
-            )
+                jax.tree.map(lambda array: _fill(array, step), arrays)
+                for arrays in (
+                    job.rates[first:], leaves,
+                    jax.tree.map(lambda array, n=first: array[n:], old),
+                )
+            )  # fmt: skip
             if spread is not None:
                 leaves = spread.put(leaves, axis=2)
             chunk = (np.int32(count), rates, leaves, values)
@@ -109,6 +117,7 @@ def refit_rounds(
         model,
         leaf_value=jax.device_put(joined.leaf_value),
         sums=LeafSums(*jax.device_put(tuple(joined.sums))),
+        slopes=jax.device_put(joined.slopes),
         init_score=state.init_score,
     )
 
@@ -135,11 +144,19 @@ def find_leaves(
         yield np.ascontiguousarray(pad_rows(found, total).transpose(1, 2, 0))
 
 
+class Leaves(NamedTuple):
+    """What the leaves of some rounds give to the rows."""
+
+    leaf_value: Float[Array, "R K L"]
+    slopes: Slopes | None
+
+
 class Refitted(NamedTuple):
     """New values of the leaves of some rounds, and the sums that they come from."""
 
     leaf_value: Float[Array, "R K L"]
     sums: LeafSums
+    slopes: Slopes | None
 
 
 def _fill(array, length):
@@ -174,19 +191,21 @@ def _refit_chunk(static, arrays, decay, count, rates, leaves, old, state):
 
     def one_round(number, carry):
         state, found = carry
-        parts = rates[number], leaves[number], old[number]
+        own = jax.tree.map(lambda array: array[number], old)
+        parts = rates[number], leaves[number], own
         state, trees = _refit_round(problem, decay, *parts, state)
 
         def store(buffer, value):
             return jax.lax.dynamic_update_index_in_dim(buffer, value, number, 0)
 
         assert trees.sums is not None
-        new = Refitted(trees.leaf_value, trees.sums)
+        new = Refitted(trees.leaf_value, trees.sums, trees.slopes)
         return state, jax.tree.map(store, found, new)
 
-    zeros = jnp.zeros_like(old)
-    sums = LeafSums(zeros, zeros, zeros, jnp.zeros(old.shape[:2], jnp.float32))
-    return jax.lax.fori_loop(0, count, one_round, (state, Refitted(zeros, sums)))
+    zeros = jnp.zeros_like(old.leaf_value)
+    sums = LeafSums(zeros, zeros, zeros, jnp.zeros(zeros.shape[:2], jnp.float32))
+    start = Refitted(zeros, sums, jax.tree.map(jnp.zeros_like, old.slopes))
+    return jax.lax.fori_loop(0, count, one_round, (state, start))
 
 
 def _refit_round(
@@ -194,33 +213,50 @@ def _refit_round(
     decay: Float[Array, ""],
     learning_rate: Float[Array, ""],
     leaf: Int32[Array, "S N"],
-    old: Float[Array, "K L"],
+    old: Leaves,
     state: BoostState,
 ) -> tuple[BoostState, Tree]:
     """Makes one round as training does, with the leaf of every row given."""
     state, raw = differentiate(problem, state)
     plan = start_round(problem, choose_scaling(problem), state, raw)
-    trees = _sum_old_leaves(problem, plan, leaf, old)
+    trees = _sum_old_leaves(problem, state, plan, leaf, old)
     pointed = state.pointed
     trees = fit_trees(problem, learning_rate, state, plan, trees, leaf, pointed)
     assert trees.sums is not None
-    mixed = mix(decay, old, trees.leaf_value)
-    trees = trees._replace(leaf_value=jnp.where(trees.sums.weight > 0, mixed, old))
+    mixed, filled = mix(decay, old.leaf_value, trees.leaf_value), trees.sums.weight > 0
+    trees = trees._replace(leaf_value=jnp.where(filled, mixed, old.leaf_value))
+    if trees.slopes is not None and old.slopes is not None:
+        # One tree of all scores has the same terms for each.
+        shared = jnp.any(filled, axis=0, keepdims=True)
+        keep = filled if len(trees.slopes.feature) == len(filled) else shared
+        trees = trees._replace(
+            slopes=jax.tree.map(
+                lambda new, before: jnp.where(keep[..., None], new, before),
+                trees.slopes, old.slopes,
+            )
+        )  # fmt: skip
     return add_trees(problem, state, plan, trees, leaf), trees
 
 
-def _sum_old_leaves(problem: Problem, plan: RoundPlan, leaf: Any, old: Any) -> Tree:
-    """Returns the trees of a round with the sums of their leaves."""
+def _sum_old_leaves(problem, state, plan: RoundPlan, leaf: Any, old: Leaves) -> Tree:
+    """Returns the trees of a round with the sums and slopes of their leaves."""
+    terms = None if old.slopes is None else old.slopes.feature
     if problem.method.share_structure:
-        tree = _bare_tree(old[0], plan.limits._replace(values=None))
-        return sum_shared_leaves(problem.data, plan, tree, leaf[0])
+        tree = _bare_tree(old.leaf_value[0], plan.limits._replace(values=None))
+        trees = sum_shared_leaves(problem.data, plan, tree, leaf[0])
+        if terms is None:
+            return trees
+        return add_shared_slopes(problem, state, plan, trees, leaf[0], terms[0])
 
     def sum_tree(parts):
-        leaf, old, task = parts
-        tree = _bare_tree(old, shaping_limits(plan, task))
-        return sum_leaves(problem, plan, task, tree, leaf)
+        leaf, values, task, terms = parts
+        tree = _bare_tree(values, shaping_limits(plan, task))
+        tree = sum_leaves(problem, plan, task, tree, leaf)
+        if terms is None:
+            return tree
+        return add_slopes(problem, state, plan, task, tree, leaf, terms)
 
-    return map_scores(sum_tree, (leaf, old, plan.trees()))
+    return map_scores(sum_tree, (leaf, old.leaf_value, plan.trees(), terms))
 
 
 def _bare_tree(values, limits):

@@ -55,6 +55,7 @@ from jboost.training.rows import (
     make_sets,
     padded_columns,
 )
+from jboost.trees.slopes import find_ranges
 
 
 class TrainingRows(NamedTuple):
@@ -67,6 +68,7 @@ class TrainingRows(NamedTuple):
       with_offset: whether an offset was given.
       make_runner: returns the runner that makes rounds on the rows; called with a job
         and the initial scores.
+      ranges: the ranges of the features in linear leaves; None: leaves are constant.
     """
 
     bins: Bins
@@ -75,6 +77,7 @@ class TrainingRows(NamedTuple):
     weighted: bool
     with_offset: bool
     make_runner: Callable[[Job, Any], Runner]
+    ranges: Any = None
 
 
 class Prepared(NamedTuple):
@@ -122,7 +125,7 @@ def prepare_rows(request: FitRequest) -> Prepared:
         model = replace(model, absent=bins.absent)
     sets = make_sets(
         request.sets, bins, training.schema._replace(names=names), rows, num_scores,
-        request.padded, training.with_offset, request.loss,
+        request.padded, training.with_offset, request.loss, training.ranges,
     )  # fmt: skip
     parts = [rows, *sets.values()]
     groups = [part.data.groups for part in parts]
@@ -226,9 +229,11 @@ def bin_arrays(
     if pad_columns and not isinstance(matrix, SparseMatrix):
         columns = _count_columns(settings, bins, matrix.shape)
     groups, factors = read_groups(given.groups, loss, weights, matrix.shape[0])
+    ranges = _find_ranges(settings, matrix, bins, model)
     rows = bin_rows(
         bins, matrix, given.y, factors, given.offset, settings.num_scores, padded, "",
         num_columns=columns, mesh=mesh, groups=groups,
+        ranges=ranges,
     )  # fmt: skip
     if groups is not None:
         own = groups.weights is not None
@@ -240,7 +245,24 @@ def bin_arrays(
         weighted=weighted,
         with_offset=given.offset is not None,
         make_runner=lambda job, begin: ArrayRunner(job),
+        ranges=ranges,
     )
+
+
+def _find_ranges(settings, matrix, bins, model):
+    """Returns the ranges of the features; None for constant leaves.
+
+    A model that training goes on from keeps its ranges.
+    """
+    sparse = isinstance(matrix, SparseMatrix)
+    if settings.linear_leaves and sparse and settings.given["linear_leaves"] is True:
+        raise ValueError("linear_leaves must be 'auto' or False for sparse x, got True")
+    if not settings.linear_leaves or sparse:
+        return None
+    if model is not None and model.ranges is not None:
+        return np.asarray(model.ranges)
+    categorical = () if bins.categories is None else bins.categories.features
+    return find_ranges(np.asarray(bins.thresholds), categorical)
 
 
 def _read_arrays(given, settings, model, mesh, schema, categorical):
@@ -291,6 +313,7 @@ def make_problem(
     *,
     uniform: bool = False,
     sets: Sequence[PaddedRows] = (),
+    ranges: Any = None,
 ) -> Problem:
     """Traces the loss for the rows, and sorts the settings.
 
@@ -298,6 +321,7 @@ def make_problem(
       bins: the bins of the features; None: leaves are known, and no splits are sought.
       sets: the validation sets; their groups may have other sizes.
       uniform: whether all rows have the same weight, or weight 0.
+      ranges: the ranges of the features, where rows have values for linear leaves.
 
     Raises:
       TypeError, ValueError: for settings that do not suit the loss or the rows.
@@ -331,7 +355,10 @@ def make_problem(
         categories=None if bins is None else bins.categories,
         feature_names=feature_names,
         num_devices=1 if spread is None else spread.mesh.size,
+        ranges=None if data.values is None else ranges,
     )
+    if method.num_terms == 0:
+        data = data._replace(values=None)
     if spread is not None:
         constants, numbers = map(spread.put_everywhere, (constants, numbers))
     return Problem(Static(traced, method), Arrays(constants, numbers, data))
@@ -348,6 +375,7 @@ def make_job(request: FitRequest, prepared: Prepared) -> Job:
         prepared.feature_names,
         uniform=not prepared.training.weighted,
         sets=tuple(sets.values()),
+        ranges=prepared.training.ranges,
     )
     if problem.loss.coupled:
         settings = request.settings
@@ -367,10 +395,13 @@ def make_job(request: FitRequest, prepared: Prepared) -> Job:
 
 
 def make_leaf_job(
-    settings: Settings, loss: Any, rows: PaddedRows, rates: np.ndarray
+    settings: Settings, loss: Any, rows: PaddedRows, rates: np.ndarray, ranges: Any
 ) -> Job:
-    """Makes a job that fits leaf values only: rows have no codes."""
-    problem = make_problem(settings, loss, rows, None)
+    """Makes a job that fits leaf values only: rows have no codes.
+
+    ``ranges`` are those of the model.
+    """
+    problem = make_problem(settings, loss, rows, None, ranges=ranges)
     if problem.loss.coupled:
         problem, _ = _prepare_groups(problem, {}, sampled=False)
     return Job(problem, rates, rows, {}, {}, {})

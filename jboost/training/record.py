@@ -456,6 +456,9 @@ class Record:
             joined = jax.tree.map(join, *trees)
         init_score = self.init_score[fold] if fold else self.init_score
         model = to_ensemble(BoostedTrees(joined, init_score), self.bins)
+        if model.ranges is not None and self.before is not None:
+            known = self.before.ranges  # those that these rounds were trained with
+            model = replace(model, ranges=model.ranges if known is None else known)
         return replace(model, feature_names=self.feature_names)
 
     def history(self, kept: int | None = None, fold: tuple[int, ...] = ()) -> History:

@@ -135,6 +135,16 @@ class PaddedRows(NamedTuple):
         total = self.offset.shape[1]
         return jax.device_put(np.pad(weights, (0, total - len(weights))))
 
+    def with_values(self, matrix: Any, ranges: Float[Any, "F 2"]) -> "PaddedRows":
+        """Returns the rows with the values that linear leaves take."""
+        low, high = np.asarray(ranges).T
+        table = np.clip(np.asarray(matrix, np.float32), low, high)
+        if self.spread is not None:
+            values = self.spread.put(table)
+        else:
+            values = jax.device_put(pad_rows(table, self.offset.shape[1]))
+        return self._replace(data=self.data._replace(values=values))
+
     def read_codes(self) -> Iterator[Shaped[np.ndarray, "F n"]]:
         """Yields the dense codes without the padding, in one part."""
         codes: Any = self.data.codes
@@ -178,6 +188,7 @@ def bin_rows(
     num_columns: int | None = None,
     mesh: Mesh | None = None,
     groups: RowGroups | None = None,
+    ranges: Float[np.ndarray, "F 2"] | None = None,
 ) -> PaddedRows:
     """Checks one set of rows and puts it on the device, or on those of a mesh.
 
@@ -194,6 +205,7 @@ def bin_rows(
         the matrix hold only missing values, so that no split can tell rows apart.
       mesh: the mesh of devices that hold the rows; None: one device.
       groups: the groups of the rows, without padding.
+      ranges: the ranges of the features in linear leaves; None: leaves are constant.
     """
     size, spread = matrix.shape[0], None
     if mesh is not None:
@@ -215,7 +227,8 @@ def bin_rows(
     else:
         codes = bin_columns(*_add_columns(bins, matrix, num_columns), total)
     data = rows.data._replace(codes=codes, groups=place_groups(groups, total))
-    return rows._replace(data=data, num_features=bins.num_features)
+    rows = rows._replace(data=data, num_features=bins.num_features)
+    return rows if ranges is None else rows.with_values(matrix, ranges)
 
 
 def join_rows(
@@ -238,11 +251,15 @@ def join_rows(
         groups = join(*(number[:size] + shift for number, shift, size in pairs))
     elif groups is not None:
         groups = replace(groups, weights=None)
-    return put_grouped_rows(
+    joined = put_grouped_rows(
         sum(sizes), targets, weights, offset, groups, loss=loss,
         num_scores=num_scores, padded=padded,
         mesh=None if parts[0].spread is None else parts[0].spread.mesh,
     )  # fmt: skip
+    if parts[0].data.values is None:
+        return joined
+    tables = [part.fetch(part.data.values) for part in parts]
+    return joined.with_values(join(*tables), np.float32([[-np.inf, np.inf]]))
 
 
 def put_grouped_rows(
@@ -356,6 +373,7 @@ def make_sets(
     padded: bool,
     with_offset: bool,
     loss: Any = None,
+    ranges: Any = None,
 ) -> dict[str, PaddedRows]:
     """Checks the validation sets; returns {name: rows}.
 
@@ -365,6 +383,7 @@ def make_sets(
       training: the training rows.
       with_offset: whether the training rows have an offset.
       loss: the loss; needed if it may be one of groups.
+      ranges: the ranges of the features in linear leaves; None: leaves are constant.
     """
     sets, codes = {}, training.data.codes
     num_columns = None if codes.is_sparse else codes.num_features
@@ -384,7 +403,7 @@ def make_sets(
             bins, matrix, y, weights, offset, num_scores, padded, f"{label} ",
             num_columns=num_columns,
             mesh=None if training.spread is None else training.spread.mesh,
-            groups=groups,
+            groups=groups, ranges=ranges,
         )  # fmt: skip
     return sets
 

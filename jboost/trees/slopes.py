@@ -1,24 +1,47 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Linear leaves: their values for rows, and the ranges that values are clipped to."""
+"""Linear leaves: terms, fit, values for rows.
 
-from collections.abc import Callable
+The terms of a leaf are the numeric features of its path. With d_j the value of feature
+j, scaled to [-1, 1] by the range of the feature, and c_j its mean in the leaf, weighted
+by curvature, the slopes w minimize a quadratic model of the loss around the leaf value:
+
+    sum_i g_i w'(d_i - c) + h_i (w'(d_i - c))^2 / 2  +  ridge |w|^2 / 2
+
+so that w = -(S + ridge)^-1 (sum_i g_i (d_i - c)), where S = sum_i h_i (d_i - c)
+(d_i - c)'. Rows that miss one of the values do not take part. Since the terms are
+centered, the leaf value is that of a constant leaf. (Linear leaves for boosting: Shi et
+al. 2019, "Gradient boosting with piece-wise linear regression trees".)
+"""
+
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int32
 
+from jboost.kernels.exact_sums import split_weights
+from jboost.kernels.float_bits import exponent_above, power_of_two
 from jboost.numerics.derivatives import round_alone
-from jboost.trees.tree import Slopes
+from jboost.numerics.exact import sum_channels
+from jboost.trees.leaf_operations import add_values
+from jboost.trees.tree import CATEGORICAL, LeafSums, Slopes, Tree
+
+MOST_TERMS = 6
+_RIDGE = 2.0  # rows of average curvature
+_ROWS_PER_TERM = 3  # at least, in a leaf with slopes
 
 
-def find_ranges(thresholds: Float[Any, "F B-1"]) -> Float[Any, "F 2"]:
+def find_ranges(
+    thresholds: Float[Any, "F B-1"], categorical: Sequence[int] = ()
+) -> Float[Any, "F 2"]:
     """Returns the least and greatest value of each feature in linear terms.
 
     They lie beyond the outermost thresholds by s, half the distance between the 16 %
     and the 84 % quantile of the thresholds, which is one standard deviation if the
-    values are normally distributed. The range of a feature with fewer than three
-    thresholds is empty: no leaf has a slope in it.
+    values are normally distributed. The range of a categorical feature, and of one
+    with fewer than three thresholds, is empty: no leaf has a slope in it.
     """
     numpy: Any = np if isinstance(thresholds, np.ndarray) else jnp
     count = numpy.sum(numpy.isfinite(thresholds), axis=1)
@@ -30,7 +53,8 @@ def find_ranges(thresholds: Float[Any, "F B-1"]) -> Float[Any, "F 2"]:
     low, high = quantile(0), quantile(100)
     spread = (quantile(84) - quantile(16)) / 2
     ends = numpy.stack([low - spread, high + spread], axis=1)
-    return numpy.where((count < 3)[:, None], numpy.float32(0), ends)
+    empty = (count < 3) | np.isin(np.arange(len(count)), np.array(categorical, int))
+    return numpy.where(empty[:, None], numpy.float32(0), ends)
 
 
 def clip_values(
@@ -58,3 +82,159 @@ def evaluate(
         missing |= given & jnp.isnan(x)
         found += jnp.where(given, round_alone(slope * (x - center)), 0.0)
     return jnp.where(missing, value, found)
+
+
+def list_terms(
+    tree: Tree, ranges: Float[Array, "F 2"], num_terms: int, num_bins: int
+) -> Int32[Array, "L P"]:
+    """Returns the features of the terms of each leaf of a tree on codes; -1: none.
+
+    They are the features of the splits on the leaf's path, from the leaf up, that have
+    a range; ``num_bins`` is the size of the codes that the tree splits.
+    """
+    depth = tree.max_depth
+    leaf = np.arange(2**depth)[:, None]
+    level = np.arange(depth)[::-1]
+    path = 2**level - 1 + (leaf >> (depth - level))
+    stays = (tree.threshold == num_bins - 1) & tree.missing_left
+    wide = (ranges[:, 0] < ranges[:, 1])[tree.feature]
+    valid = (~stays & wide & (tree.threshold != CATEGORICAL))[path]
+    feature = tree.feature[path]
+    same = (feature[:, :, None] == feature[:, None, :]) & valid[:, None, :]
+    valid &= ~jnp.any(same & np.tri(depth, k=-1, dtype=bool), axis=2)
+    place = jnp.cumsum(valid, axis=1, dtype=jnp.int32) - 1
+    here = valid[:, :, None] & (place[:, :, None] == np.arange(num_terms))
+    return jnp.max(jnp.where(here, feature[:, :, None], -1), axis=1)
+
+
+def fit_slopes(
+    table: Float[Array, "N F"],
+    ranges: Float[Array, "F 2"],
+    terms: Int32[Array, "L P"],
+    leaf: Int32[Array, " N"],
+    derivatives: tuple[Float[Array, " N"], Float[Array, " N"]],
+    weights: Float[Array, " N"],
+    sums: LeafSums,
+    row: tuple[Float[Array, ""], Float[Array, ""]],
+) -> Slopes:
+    """Fits the slopes of the leaves of one tree to gradient and curvature of all rows.
+
+    Args:
+      table: the values of the features, clipped to their ranges; NaN: missing.
+      derivatives: gradient and curvature of each row.
+      sums: the sums of the leaves.
+      row: the curvature and the weight of an average row.
+    """
+    gradient, curvature = derivatives
+    num_leaves, num_terms = terms.shape
+    size = sum_channels((jnp.abs(gradient),), leaf, num_leaves, weights)[0]
+    scales = [_choose_scale(total) for total in (sums.curvature, size)]
+    middle, half = (ranges[:, 0] + ranges[:, 1]) / 2, (ranges[:, 1] - ranges[:, 0]) / 2
+    inverse = jnp.where(half > 0, 1 / half, 0.0)
+    values, complete = _scale_rows(table, terms[leaf], middle, inverse)
+    values = jnp.where(complete[:, None], values, 0.0)
+    times, factors = split_weights(weights)
+    factors = jnp.where(complete, factors, 0.0)
+    channels = _list_products(
+        values, factors * gradient * scales[1][leaf],
+        factors * curvature * scales[0][leaf],
+    )  # fmt: skip
+    whole = [jnp.round(a).astype(jnp.int32) * times.astype(jnp.int32) for a in channels]
+    found = sum_channels(whole, leaf, num_leaves).astype(jnp.float32)
+    num_curved = (num_terms + 1) * (num_terms + 2) // 2
+    curved, steep = found[:num_curved] / scales[0], found[num_curved:] / scales[1]
+
+    used = terms >= 0
+    enough = sums.weight >= _ROWS_PER_TERM * row[1] * jnp.sum(used, axis=1)
+    enough &= (curved[0] > 0) & jnp.any(used, axis=1)
+    mass = jnp.where(enough, curved[0], 1.0)
+    first, second = np.tril_indices(num_terms + 1)
+    matrix = jnp.zeros((num_terms + 1, num_terms + 1, num_leaves), jnp.float32)
+    matrix = matrix.at[first, second].set(curved).at[second, first].set(curved)
+    center = matrix[0, 1:] / mass
+    spread = matrix[1:, 1:] - round_alone(center[:, None] * matrix[0, None, 1:])
+    spread += _RIDGE * row[0] * np.eye(num_terms, dtype=np.float32)[:, :, None]
+    slope = _solve(spread, round_alone(center * steep[0]) - steep[1:])
+    feature = jnp.where(enough[:, None], terms, -1)
+    given = feature >= 0
+    place = jnp.maximum(feature, 0)
+    slope = jnp.where(given, slope.T * inverse[place], 0.0)
+    center = middle[place] + round_alone(center.T * half[place])
+    return Slopes(feature, slope, jnp.where(given, center, 0.0))
+
+
+def _choose_scale(total):
+    """Returns a power of two for each leaf that keeps its sums below 2^30."""
+    exponent = 30 - exponent_above(jnp.maximum(total, jnp.float32(1e-30)))
+    return power_of_two(jnp.clip(exponent, -126, 126))
+
+
+def _scale_rows(table, feature, middle, inverse):
+    """Returns the scaled values [N, P] of each row's terms, 0 where it has none.
+
+    Also returns which rows have them all.
+    """
+    place = jnp.maximum(feature, 0)
+    x = jnp.take_along_axis(table, place, axis=1)
+    scaled = jnp.where(feature >= 0, (x - middle[place]) * inverse[place], 0.0)
+    return scaled, ~jnp.any(jnp.isnan(scaled), axis=1)
+
+
+def _list_products(values, gradient, curvature):
+    """Returns h, h d_1, h d_1 d_1, h d_2, h d_2 d_1, ..., then g, g d_1, g d_2, ..."""
+    each = [jnp.ones_like(gradient), *values.T]
+    products = []
+    for number, one in enumerate(each):
+        products += [curvature * one * other for other in each[: number + 1]]
+    return products + [gradient * one for one in each]
+
+
+def _solve(matrix, right):
+    """Solves P x P systems [P, P, L] that are positive definite, by elimination."""
+    for k in range(len(matrix)):
+        row, value = matrix[k] / matrix[k, k], right[k] / matrix[k, k]
+        others = (np.arange(len(matrix)) != k)[:, None]
+        column = jnp.where(others, matrix[:, k], 0.0)
+        matrix -= round_alone(column[:, None] * row)
+        right -= round_alone(column * value)
+        matrix, right = matrix.at[k].set(row), right.at[k].set(value)
+    return right
+
+
+def limit_slopes(
+    slopes: Slopes,
+    value: Float[Array, "*K L"],
+    bounds: Float[Array, "*K L 2"],
+    ranges: Float[Array, "F 2"],
+) -> Slopes:
+    """Shrinks the slopes of each leaf until all that it can give lies in its bounds."""
+    slack = jnp.minimum(value - bounds[..., 0], bounds[..., 1] - value)
+    ends = ranges[jnp.maximum(slopes.feature, 0)]
+    reach = jnp.maximum(slopes.center - ends[..., 0], ends[..., 1] - slopes.center)
+    reach = jnp.sum(round_alone(jnp.abs(slopes.slope) * reach), axis=-1)
+    factor = jnp.minimum(1.0, slack / jnp.where(reach > 0, reach, 1.0))
+    return slopes._replace(slope=slopes.slope * factor[..., None])
+
+
+def add_leaves(
+    scores: Float[Array, "K N"],
+    trees: Tree,
+    leaf: Int32[Array, "T N"],
+    table: Float[Array, "N F"] | None,
+    *,
+    in_place: bool = False,
+) -> Float[Array, "K N"]:
+    """Returns the scores after the trees of a round, from the leaf of every row."""
+    if trees.slopes is None:
+        return add_values(scores, trees.leaf_value, leaf, in_place=in_place)
+    assert table is not None
+    each = jnp.arange(len(table), dtype=jnp.int32)
+
+    def add(scores, value, slopes, leaf):
+        return scores + evaluate(value, slopes, leaf, lambda f: table[each, f])
+
+    def repeat(array):
+        return jnp.broadcast_to(array, (len(scores), *array.shape[1:]))
+
+    slopes = jax.tree.map(repeat, trees.slopes)
+    return jax.vmap(add)(scores, trees.leaf_value, slopes, repeat(leaf))
