@@ -169,6 +169,8 @@ def make_method(
 
 def _count_terms(settings, choices, ranges):
     """Returns the number of terms of a leaf; 0 for leaves that are order statistics."""
+    if not settings.linear_leaves:
+        return 0
     if ranges is None or choices.order_statistics:
         if settings.given["linear_leaves"] is True:
             why = "leaves that are order statistics"

@@ -248,8 +248,9 @@ def _make_point(
     check_domain(loss, data.targets, data.weights, num_scores, "y")
     uniform = not given.weighted and not study.folds.repeated
     problem = make_problem(
-        settings, loss, given.rows, given.bins, study.names, uniform=uniform
-    )
+        settings, loss, given.rows, given.bins, study.names, uniform=uniform,
+        ranges=given.ranges,
+    )  # fmt: skip
     numbers = problem.arrays.numbers
     if numbers.subsample is None:
         # A traced 1: points and calls that differ in subsample share a program.

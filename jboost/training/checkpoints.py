@@ -237,6 +237,10 @@ def _hash_rows(prefix, rows: PaddedRows, codes):
         "sample_weight": hash_rows([_as_words(weights)], first),
         "offset": hash_rows([_as_words(offset)], first),
     }
+    if rows.data.values is not None:  # beside x, which is hashed as codes
+        sums["x"] = sums["x"] + hash_rows(
+            [_as_words(rows.fetch(rows.data.values))], first
+        )
     groups = rows.data.groups
     if groups is not None and groups.number is not None:
         number = np.asarray(groups.number)[: rows.size]

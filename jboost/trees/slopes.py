@@ -21,8 +21,12 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int32
 
+from jboost.entry.collectives import total
+from jboost.kernels import exact_sums
+from jboost.kernels.calls import call, floats, ints
 from jboost.kernels.exact_sums import split_weights
 from jboost.kernels.float_bits import exponent_above, power_of_two
+from jboost.kernels.library import choose
 from jboost.numerics.derivatives import round_alone
 from jboost.numerics.exact import sum_channels
 from jboost.trees.leaf_operations import add_values
@@ -128,21 +132,18 @@ def fit_slopes(
     gradient, curvature = derivatives
     num_leaves, num_terms = terms.shape
     size = sum_channels((jnp.abs(gradient),), leaf, num_leaves, weights)[0]
-    scales = [_choose_scale(total) for total in (sums.curvature, size)]
+    scales = [_choose_scale(sums) for sums in (size, sums.curvature)]
     middle, half = (ranges[:, 0] + ranges[:, 1]) / 2, (ranges[:, 1] - ranges[:, 0]) / 2
     inverse = jnp.where(half > 0, 1 / half, 0.0)
-    values, complete = _scale_rows(table, terms[leaf], middle, inverse)
-    values = jnp.where(complete[:, None], values, 0.0)
-    times, factors = split_weights(weights)
-    factors = jnp.where(complete, factors, 0.0)
-    channels = _list_products(
-        values, factors * gradient * scales[1][leaf],
-        factors * curvature * scales[0][leaf],
-    )  # fmt: skip
-    whole = [jnp.round(a).astype(jnp.int32) * times.astype(jnp.int32) for a in channels]
-    found = sum_channels(whole, leaf, num_leaves).astype(jnp.float32)
+    run = choose(cpu=_sum_products_natively, xla=_sum_products)
+    found = total(
+        run(
+            table, leaf, terms, middle, inverse, gradient, curvature, weights,
+            jnp.stack(scales),
+        )
+    ).astype(jnp.float32)  # fmt: skip
     num_curved = (num_terms + 1) * (num_terms + 2) // 2
-    curved, steep = found[:num_curved] / scales[0], found[num_curved:] / scales[1]
+    curved, steep = found[:num_curved] / scales[1], found[num_curved:] / scales[0]
 
     used = terms >= 0
     enough = sums.weight >= _ROWS_PER_TERM * row[1] * jnp.sum(used, axis=1)
@@ -169,24 +170,41 @@ def _choose_scale(total):
     return power_of_two(jnp.clip(exponent, -126, 126))
 
 
-def _scale_rows(table, feature, middle, inverse):
-    """Returns the scaled values [N, P] of each row's terms, 0 where it has none.
+def _sum_products(
+    table, leaf, terms, middle, inverse, gradient, curvature, weights, scales
+):  # fmt: skip
+    """Sums h, h d_1, h d_1 d_1, h d_2, h d_2 d_1, ..., g, g d_1, ... by leaf: integers.
 
-    Also returns which rows have them all.
+    ``scales`` are the units of g and h in each leaf. Rows that miss a value are left
+    out.
     """
+    feature = terms[leaf]
     place = jnp.maximum(feature, 0)
     x = jnp.take_along_axis(table, place, axis=1)
     scaled = jnp.where(feature >= 0, (x - middle[place]) * inverse[place], 0.0)
-    return scaled, ~jnp.any(jnp.isnan(scaled), axis=1)
-
-
-def _list_products(values, gradient, curvature):
-    """Returns h, h d_1, h d_1 d_1, h d_2, h d_2 d_1, ..., then g, g d_1, g d_2, ..."""
-    each = [jnp.ones_like(gradient), *values.T]
+    complete = ~jnp.any(jnp.isnan(scaled), axis=1)
+    times, factors = split_weights(weights)
+    factors = jnp.where(complete, factors, 0.0)
+    steep, curved = (
+        factors * rows * scale[leaf]
+        for rows, scale in zip((gradient, curvature), scales, strict=True)
+    )
+    each = [jnp.ones_like(gradient), *jnp.where(complete[:, None], scaled, 0.0).T]
     products = []
     for number, one in enumerate(each):
-        products += [curvature * one * other for other in each[: number + 1]]
-    return products + [gradient * one for one in each]
+        products += [curved * one * other for other in each[: number + 1]]
+    products += [steep * one for one in each]
+    times = times.astype(jnp.int32)
+    whole = [jnp.round(product).astype(jnp.int32) * times for product in products]
+    return exact_sums.sum_channels(leaf, None, *whole, num_groups=len(terms))
+
+
+def _sum_products_natively(table, leaf, terms, *others):
+    """Calls the CPU kernel of :func:`_sum_products`."""
+    num_leaves, num_terms = terms.shape
+    channels = (num_terms + 1) * (num_terms + 2) // 2 + num_terms + 1
+    result = ints(channels, num_leaves)
+    return call("sum_products", result, table, leaf, terms, *others)
 
 
 def _solve(matrix, right):
@@ -228,13 +246,22 @@ def add_leaves(
     if trees.slopes is None:
         return add_values(scores, trees.leaf_value, leaf, in_place=in_place)
     assert table is not None
-    each = jnp.arange(len(table), dtype=jnp.int32)
-
-    def add(scores, value, slopes, leaf):
-        return scores + evaluate(value, slopes, leaf, lambda f: table[each, f])
+    run = choose(cpu=_add_natively, xla=_add_plainly)
 
     def repeat(array):
         return jnp.broadcast_to(array, (len(scores), *array.shape[1:]))
 
     slopes = jax.tree.map(repeat, trees.slopes)
-    return jax.vmap(add)(scores, trees.leaf_value, slopes, repeat(leaf))
+    each = scores, trees.leaf_value, slopes, repeat(leaf)
+    if len(scores) > 1:
+        return jax.lax.map(lambda parts: run(table, *parts), each)
+    return run(table, *jax.tree.map(lambda array: array[0], each))[None]
+
+
+def _add_plainly(table, scores, value, slopes, leaf):
+    each = jnp.arange(len(table), dtype=jnp.int32)
+    return scores + evaluate(value, slopes, leaf, lambda feature: table[each, feature])
+
+
+def _add_natively(table, scores, value, slopes, leaf):
+    return call("add_lines", floats(*scores.shape), table, leaf, scores, value, *slopes)

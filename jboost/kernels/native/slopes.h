@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+// Linear leaves in training: the sums from which slopes are found, and the update of
+// the scores; see jboost.trees.slopes.
+#ifndef JBOOST_SLOPES_H_
+#define JBOOST_SLOPES_H_
+
+#include <cstdint>
+
+#include "isa.h"
+#include "parallel.h"
+
+namespace jboost {
+
+constexpr int64_t kMaxTerms = 6;
+constexpr int64_t kLanes = 8;  // 1 and the terms, padded
+
+// The values of the features of rows, [N, F], and the leaf of each row. Rows whose leaf
+// is outside [0, num_leaves) are ignored.
+struct ValueRows {
+  const float* values;
+  const int32_t* leaf;
+  int64_t num_rows, num_features, num_leaves;
+};
+
+// What the sums are of. Values are scaled to (x - middle) * inverse.
+struct Products {
+  const int32_t* terms;  // [L, P]; -1: none
+  int64_t num_terms;
+  const float* middle;   // [F]
+  const float* inverse;  // [F]
+  const float* gradient;
+  const float* curvature;
+  const float* weights;
+  const float* scales;  // [2, L]: of gradient and of curvature
+};
+
+// The linear terms of the leaves of one tree.
+struct Lines {
+  const float* value;      // [L]
+  const int32_t* feature;  // [L, P]
+  const float* slope;
+  const float* center;
+  int64_t num_terms;
+};
+
+struct SlopeLoops {
+  // Adds the products of the rows [begin, end) to sums [L, (P + 2) * kLanes]: in line j
+  // of a leaf, h d_j times 1, d_1, ..., d_P, where d_0 = 1; in the last line g times
+  // these.
+  void (*add_products)(const ValueRows& rows, const Products& products, int64_t begin,
+                       int64_t end, uint32_t* sums);
+  // result = scores + what the leaves give to the rows [begin, end).
+  void (*add_lines)(const ValueRows& rows, const Lines& lines, int64_t begin,
+                    int64_t end, const float* scores, float* result);
+};
+
+JBOOST_DECLARE_LOOPS(SlopeLoops)
+
+// sums[c][l]: the lower triangle of the lines, row by row, then the last line.
+void SumProducts(const Pool& pool, const ValueRows& rows, const Products& products,
+                 int32_t* sums);
+
+// `result` may be `scores`.
+void AddLines(const Pool& pool, const ValueRows& rows, const Lines& lines,
+              const float* scores, float* result);
+
+}  // namespace jboost
+
+#endif  // JBOOST_SLOPES_H_
