@@ -26,7 +26,7 @@ from jboost.kernels.prediction import ReadyModel, Rows, Trees, as_rows
 from jboost.model.ensemble import find_sharding, place
 from jboost.numerics.arrays import flush_denormals, pad_rows
 from jboost.tables.categories import Categories, encode, goes_left
-from jboost.trees.slopes import clip_values, evaluate
+from jboost.trees.tree import clip_values, evaluate
 
 _LINKED_ROWS = 64, 2**18  # smallest and largest block for inverse links
 
@@ -292,7 +292,7 @@ def _add_rounds(
     """Adds leaf values round by round; ``find(step)`` returns the leaves [S, N].
 
     ``varying`` are the arrays that the leaves depend on. ``give(value, step, leaf)``
-    returns what the leaves give to each row, [K, N].
+    returns the values of the rows in their leaves, [K, N].
     """
     leaf_value, init_score = values
 
