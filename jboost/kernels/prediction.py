@@ -221,6 +221,7 @@ class ReadyModel:
         rows: Rows,
         max_depth: int,
         *,
+        slopes: tuple[Any, ...] = (),
         index: np.ndarray | None = None,
         absent: str | None = None,
     ) -> None:
@@ -229,10 +230,12 @@ class ReadyModel:
         Args:
           init_score: [] or [K].
           rows: an empty matrix with the codes of the model's categories.
+          slopes: feature, slope and center of the terms of linear leaves, and the
+            ranges of the features; empty if leaves are constant.
           index: the feature of each column of sparse rows, F or more if unused.
           absent: the cells that sparse rows do not store: "missing" or "zero".
         """
-        values = leaf_value, init_score.reshape(-1)
+        values = leaf_value, init_score.reshape(-1), *slopes
         operands = [_require(a) for a in (*_list_operands(rows, trees), *values)]
         address = call_on_host(
             "open_model", jax.ShapeDtypeStruct((2,), np.uint32), *operands, by_column=0,

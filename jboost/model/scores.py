@@ -57,7 +57,8 @@ def make_ready(model: Any, **sparse: Any) -> ReadyModel:
     rows = Rows(np.zeros(0, np.float32), 0, model.num_features)
     rows, trees = read_trees(model, rows)
     values = model.leaf_value, model.init_score
-    return ReadyModel(trees, *values, rows, model.max_depth, **sparse)
+    slopes = () if model.slopes is None else (*model.slopes, model.ranges)
+    return ReadyModel(trees, *values, rows, model.max_depth, slopes=slopes, **sparse)
 
 
 def to_host(model: Any) -> Any:

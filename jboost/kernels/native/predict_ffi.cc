@@ -85,10 +85,19 @@ void ReadLeaves(Buffers& buffers, Ensemble* model) {
       "leaf_value", {model->num_rounds, scores, model->num_leaves()});
 }
 
-// Reads the leaf values and the initial scores.
-void ReadValues(Buffers& buffers, Ensemble* model) {
+// Reads the leaf values, the initial scores and, if there are any, linear terms.
+void ReadValues(Buffers& buffers, int64_t num_features, Ensemble* model) {
   ReadLeaves(buffers, model);
   model->init_score = buffers.Operand<float>("init_score", {model->num_scores});
+  if (!buffers.HasOperands()) return;  // leaves are constant
+  int64_t rounds = model->num_rounds, leaves = model->num_leaves();
+  int64_t terms = model->num_terms = buffers.NextShape<4>("slopes.feature")[3];
+  model->term_feature = buffers.Operand<int32_t>(
+      "slopes.feature", {rounds, model->trees_per_round, leaves, terms});
+  Shape shape = {rounds, model->num_scores, leaves, terms};
+  model->slope = buffers.Operand<float>("slopes.slope", shape);
+  model->center = buffers.Operand<float>("slopes.center", shape);
+  model->ranges = buffers.Operand<float>("ranges", {num_features, 2});
 }
 
 enum AnswerKind : int64_t { kScores, kStages, kLeaves };
@@ -99,7 +108,7 @@ void PredictImpl(Buffers& buffers, const Pool& pool) {
   Ensemble model{};
   Answer answer;
   ReadModel(buffers, &matrix, &model);
-  if (kWanted != kLeaves) ReadValues(buffers, &model);
+  if (kWanted != kLeaves) ReadValues(buffers, matrix.num_features, &model);
   int64_t rows = matrix.num_rows, rounds = model.num_rounds, scores = model.num_scores;
   if (kWanted == kScores) {
     answer.scores = buffers.Result<float>("scores", {rows, scores});
@@ -195,7 +204,7 @@ void OpenModelImpl(Buffers& buffers, const Pool&) {
   Matrix matrix;
   Ensemble model{};
   ReadModel(buffers, &matrix, &model);
-  ReadValues(buffers, &model);
+  ReadValues(buffers, matrix.num_features, &model);
   uint32_t* address = buffers.Result<uint32_t>("address", {2});
   FinishModel(buffers, matrix, model);
   auto* ready = new ReadyModel(model, matrix.num_features, matrix.categories);

@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "linear.h"
+
+namespace jboost::JBOOST_ISA {
+namespace {
+
+#if defined(__AVX2__)
+
+// Reads eight columns of a row that has kVectors vectors of 16 numbers; 0: of any row.
+template <int kVectors>
+JBOOST_INLINE __m256 Pick(const float* x, __m256i columns) {
+#if defined(__AVX512VBMI__)
+  if constexpr (kVectors > 0) {
+    __m512i place = _mm512_castsi256_si512(columns);
+    __m512 first = _mm512_load_ps(x);
+    if constexpr (kVectors == 1) {
+      return _mm512_castps512_ps256(_mm512_permutexvar_ps(place, first));
+    } else {
+      __m512 second = _mm512_load_ps(x + 16);
+      return _mm512_castps512_ps256(_mm512_permutex2var_ps(first, place, second));
+    }
+  }
+#endif
+  return _mm256_i32gather_ps(x, columns, 4);
+}
+
+// Transposes an 8 x 8 tile: interleaves pairs, then quadruples, then swaps halves.
+JBOOST_INLINE void TransposeTile(__m256* row) {
+  __m256 pair[8];
+  for (int i = 0; i < 8; i += 2) {
+    pair[i] = _mm256_unpacklo_ps(row[i], row[i + 1]);
+    pair[i + 1] = _mm256_unpackhi_ps(row[i], row[i + 1]);
+  }
+  for (int i = 0; i < 8; i += 4) {
+    row[i] = _mm256_shuffle_ps(pair[i], pair[i + 2], 0x44);
+    row[i + 1] = _mm256_shuffle_ps(pair[i], pair[i + 2], 0xee);
+    row[i + 2] = _mm256_shuffle_ps(pair[i + 1], pair[i + 3], 0x44);
+    row[i + 3] = _mm256_shuffle_ps(pair[i + 1], pair[i + 3], 0xee);
+  }
+  for (int i = 0; i < 4; ++i) {
+    __m256 low = row[i], high = row[i + 4];
+    row[i] = _mm256_permute2f128_ps(low, high, 0x20);
+    row[i + 4] = _mm256_permute2f128_ps(low, high, 0x31);
+  }
+}
+
+template <int kVectors>
+void AddRows(const LinearTree& tree, const int32_t* leaf, const float* x,
+             int64_t stride, int64_t rows, float* scores) {
+  for (int64_t i = 0; i < rows; i += 8, x += 8 * stride) {
+    __m256 sum = _mm256_setzero_ps(), value = sum;
+    for (int64_t group = 0; group < tree.num_groups; ++group) {
+      __m256 term[kLanes];
+      for (int j = 0; j < 8; ++j) {
+        int64_t at = leaf[i + j] * tree.num_groups + group;
+        const float* numbers = tree.terms + 2 * kLanes * at;
+        __m256i columns = _mm256_cvtepu16_epi32(_mm_load_si128(
+            reinterpret_cast<const __m128i*>(tree.columns + kLanes * at)));
+        __m256 own = Pick<kVectors>(x + j * stride, columns);
+        own = _mm256_sub_ps(own, _mm256_load_ps(numbers));
+        term[j] = _mm256_mul_ps(own, _mm256_load_ps(numbers + kLanes));
+      }
+      TransposeTile(term);
+      if (group == 0) value = term[0];
+      for (int p = 0; p < kLanes; ++p) sum = _mm256_add_ps(sum, term[p]);
+    }
+    __m256 missing = _mm256_cmp_ps(sum, sum, _CMP_UNORD_Q);
+    sum = _mm256_blendv_ps(sum, value, missing);
+    _mm256_store_ps(scores + i, _mm256_add_ps(_mm256_load_ps(scores + i), sum));
+  }
+}
+
+void Add(const LinearTree& tree, const int32_t* leaf, const float* x, int64_t stride,
+         int64_t rows, float* scores) {
+#if defined(__AVX512VBMI__)
+  if (stride == 16) return AddRows<1>(tree, leaf, x, stride, rows, scores);
+  if (stride == 32) return AddRows<2>(tree, leaf, x, stride, rows, scores);
+#endif
+  AddRows<0>(tree, leaf, x, stride, rows, scores);
+}
+
+#else
+
+void Add(const LinearTree& tree, const int32_t* leaf, const float* x, int64_t stride,
+         int64_t rows, float* scores) {
+  for (int64_t i = 0; i < rows; ++i, x += stride) {
+    const float* numbers = tree.terms + leaf[i] * tree.num_groups * 2 * kLanes;
+    const uint16_t* columns = tree.columns + leaf[i] * tree.num_groups * kLanes;
+    float value = -numbers[0], sum = value;
+    for (int64_t group = 0; group < tree.num_groups; ++group) {
+      float term[kLanes];
+      for (int p = 0; p < kLanes; ++p) {
+        term[p] = numbers[kLanes + p] * (x[columns[p]] - numbers[p]);
+      }
+      for (int p = group == 0; p < kLanes; ++p) sum += term[p];
+      numbers += 2 * kLanes;
+      columns += kLanes;
+    }
+    scores[i] += sum != sum ? value : sum;
+  }
+}
+
+#endif
+
+}  // namespace
+
+const LinearLoops kLinearLoops = {Add};
+
+}  // namespace jboost::JBOOST_ISA
