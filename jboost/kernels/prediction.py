@@ -52,13 +52,14 @@ class Trees(NamedTuple):
     left_codes: UInt32[Array, "R S I W"] | None = None
     left_child: Int32[Array, "R S I"] | None = None
 
-    def of_scores(self, num_scores: int) -> "Trees":
-        """Returns a tree for each score; one that all scores share is repeated."""
 
-        def repeat(array):
-            return jnp.broadcast_to(array, (len(array), num_scores, *array.shape[2:]))
+def repeat_trees(parts: Any, num_scores: int) -> Any:
+    """Returns the parts of trees, [R, S, ...], for each score, [R, K, ...]."""
 
-        return jax.tree.map(repeat, self)
+    def repeat(array):
+        return jnp.broadcast_to(array, (len(array), num_scores, *array.shape[2:]))
+
+    return jax.tree.map(repeat, parts)
 
 
 @jax.tree_util.register_dataclass

@@ -4,6 +4,7 @@
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int32
@@ -40,6 +41,22 @@ def clip_values(
     return jnp.clip(columns, ranges[:, :1], ranges[:, 1:])
 
 
+def find_terms(
+    slopes: Slopes, read: Callable[[Int32[Array, "*n"]], Float[Array, "*m"]]
+) -> list[Float[Array, "*m"]]:
+    """Returns the P linear terms; all are 0 for a row that misses one of their values.
+
+    ``read`` returns the clipped values of rows in the given features.
+    """
+    terms, missing = [], jnp.zeros((), bool)
+    for term in range(slopes.feature.shape[-1]):
+        feature, slope, center = (part[..., term] for part in slopes)
+        x, given = read(jnp.maximum(feature, 0)), feature >= 0
+        missing = missing | (given & jnp.isnan(x))
+        terms.append(jnp.where(given, round_alone(slope * (x - center)), 0.0))
+    return [jnp.where(missing, 0.0, term) for term in terms]
+
+
 def evaluate(
     values: Float[Array, " L"],
     slopes: Slopes,
@@ -50,11 +67,5 @@ def evaluate(
 
     ``read`` returns the clipped value of each row in a feature of its own.
     """
-    value = values[leaf]
-    found, missing = value, jnp.zeros(leaf.shape, bool)
-    for term in range(slopes.feature.shape[1]):
-        feature, slope, center = (part[leaf, term] for part in slopes)
-        x, given = read(jnp.maximum(feature, 0)), feature >= 0
-        missing |= given & jnp.isnan(x)
-        found += jnp.where(given, round_alone(slope * (x - center)), 0.0)
-    return jnp.where(missing, value, found)
+    terms = find_terms(jax.tree.map(lambda part: part[leaf], slopes), read)
+    return sum(terms, start=values[leaf])
