@@ -10,22 +10,6 @@ namespace {
 
 constexpr float kLargest = std::numeric_limits<float>::max();
 
-// The terms of one leaf; `tree` counts the trees of all scores.
-struct Terms {
-  Terms(const Ensemble& model, int64_t tree, int64_t leaf) {
-    int64_t structure = tree / model.scores_per_tree();
-    feature = model.term_feature + Place(model, structure, leaf);
-    slope = model.slope + Place(model, tree, leaf);
-    center = model.center + Place(model, tree, leaf);
-  }
-  static int64_t Place(const Ensemble& model, int64_t tree, int64_t leaf) {
-    return (tree * model.num_leaves() + leaf) * model.num_terms;
-  }
-
-  const int32_t* feature;
-  const float *slope, *center;
-};
-
 // The number of terms of the leaf that has most; unused ones in between count.
 int64_t CountTerms(const Ensemble& model, int64_t tree) {
   int64_t most = 0;

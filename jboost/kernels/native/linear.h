@@ -27,6 +27,22 @@ namespace jboost {
 
 constexpr int64_t kLanes = 8;  // terms of a group
 
+// The P terms of one leaf; `tree` counts the trees of all scores.
+struct Terms {
+  Terms(const Ensemble& model, int64_t tree, int64_t leaf) {
+    int64_t structure = tree / model.scores_per_tree();
+    feature = model.term_feature + Place(model, structure, leaf);
+    slope = model.slope + Place(model, tree, leaf);
+    center = model.center + Place(model, tree, leaf);
+  }
+  static int64_t Place(const Ensemble& model, int64_t tree, int64_t leaf) {
+    return (tree * model.num_leaves() + leaf) * model.num_terms;
+  }
+
+  const int32_t* feature;
+  const float *slope, *center;
+};
+
 // The packed terms of a tree, for one score: G groups per leaf.
 struct LinearTree {
   const float* terms;       // [L, G, 2, kLanes]: centers and slopes

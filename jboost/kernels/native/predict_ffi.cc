@@ -85,10 +85,8 @@ void ReadLeaves(Buffers& buffers, Ensemble* model) {
       "leaf_value", {model->num_rounds, scores, model->num_leaves()});
 }
 
-// Reads the leaf values, the initial scores and, if there are any, linear terms.
-void ReadValues(Buffers& buffers, int64_t num_features, Ensemble* model) {
-  ReadLeaves(buffers, model);
-  model->init_score = buffers.Operand<float>("init_score", {model->num_scores});
+// Reads the linear terms of the leaves, if there are any.
+void ReadTerms(Buffers& buffers, int64_t num_features, Ensemble* model) {
   if (!buffers.HasOperands()) return;  // leaves are constant
   int64_t rounds = model->num_rounds, leaves = model->num_leaves();
   int64_t terms = model->num_terms = buffers.NextShape<4>("slopes.feature")[3];
@@ -98,6 +96,13 @@ void ReadValues(Buffers& buffers, int64_t num_features, Ensemble* model) {
   model->slope = buffers.Operand<float>("slopes.slope", shape);
   model->center = buffers.Operand<float>("slopes.center", shape);
   model->ranges = buffers.Operand<float>("ranges", {num_features, 2});
+}
+
+// Reads the leaf values, the initial scores and the linear terms.
+void ReadValues(Buffers& buffers, int64_t num_features, Ensemble* model) {
+  ReadLeaves(buffers, model);
+  model->init_score = buffers.Operand<float>("init_score", {model->num_scores});
+  ReadTerms(buffers, num_features, model);
 }
 
 enum AnswerKind : int64_t { kScores, kStages, kLeaves };
@@ -134,6 +139,7 @@ void ShapImpl(Buffers& buffers, const Pool& pool) {
   points.size = buffers.NextShape<1>("place")[0];
   points.place = buffers.Operand<float>("place", {points.size});
   points.weight = buffers.Operand<float>("weight", {points.size});
+  ReadTerms(buffers, matrix.num_features, &trees);
   Shape shape = {matrix.num_rows, matrix.num_features};
   if (pairs) shape.push_back(matrix.num_features);
   shape.push_back(trees.num_scores);
