@@ -6,22 +6,29 @@ namespace {
 
 #if defined(__AVX2__)
 
-// Reads eight columns of a row that has kVectors vectors of 16 numbers; 0: of any row.
-template <int kVectors>
+// Reads eight columns of a row that has kWidth numbers; 0: any number.
+template <int kWidth>
 JBOOST_INLINE __m256 Pick(const float* x, __m256i columns) {
+  if constexpr (kWidth == 0) {
+    return _mm256_i32gather_ps(x, columns, 4);
 #if defined(__AVX512VBMI__)
-  if constexpr (kVectors > 0) {
+  } else if constexpr (kWidth == 16) {
     __m512i place = _mm512_castsi256_si512(columns);
-    __m512 first = _mm512_load_ps(x);
-    if constexpr (kVectors == 1) {
-      return _mm512_castps512_ps256(_mm512_permutexvar_ps(place, first));
-    } else {
-      __m512 second = _mm512_load_ps(x + 16);
-      return _mm512_castps512_ps256(_mm512_permutex2var_ps(first, place, second));
-    }
-  }
+    return _mm512_castps512_ps256(_mm512_permutexvar_ps(place, _mm512_load_ps(x)));
+  } else if constexpr (kWidth == 32) {
+    __m512i place = _mm512_castsi256_si512(columns);
+    __m512 first = _mm512_load_ps(x), second = _mm512_load_ps(x + 16);
+    return _mm512_castps512_ps256(_mm512_permutex2var_ps(first, place, second));
 #endif
-  return _mm256_i32gather_ps(x, columns, 4);
+  } else if constexpr (kWidth == 8) {
+    return _mm256_permutevar8x32_ps(_mm256_load_ps(x), columns);
+  } else {
+    __m256 low = Pick<kWidth / 2>(x, columns);
+    __m256 high = Pick<kWidth / 2>(x + kWidth / 2, columns);
+    constexpr int kShift = kWidth == 16 ? 28 : kWidth == 32 ? 27 : 26;
+    __m256 upper = _mm256_castsi256_ps(_mm256_slli_epi32(columns, kShift));
+    return _mm256_blendv_ps(low, high, upper);
+  }
 }
 
 // Transposes an 8 x 8 tile: interleaves pairs, then quadruples, then swaps halves.
@@ -44,21 +51,24 @@ JBOOST_INLINE void TransposeTile(__m256* row) {
   }
 }
 
-template <int kVectors>
+template <int kWidth, bool kOneGroup>
 void AddRows(const LinearTree& tree, const int32_t* leaf, const float* x,
              int64_t stride, int64_t rows, float* scores) {
+  const int64_t groups = kOneGroup ? 1 : tree.num_groups;
+  const auto* columns = reinterpret_cast<const char*>(tree.columns);
+  if constexpr (kWidth > 0) stride = kWidth;
   for (int64_t i = 0; i < rows; i += 8, x += 8 * stride) {
     __m256 sum = _mm256_setzero_ps(), value = sum;
-    for (int64_t group = 0; group < tree.num_groups; ++group) {
+    for (int64_t group = 0; group < groups; ++group) {
       __m256 term[kLanes];
       for (int j = 0; j < 8; ++j) {
-        int64_t at = leaf[i + j] * tree.num_groups + group;
-        const float* numbers = tree.terms + 2 * kLanes * at;
-        __m256i columns = _mm256_cvtepu16_epi32(_mm_load_si128(
-            reinterpret_cast<const __m128i*>(tree.columns + kLanes * at)));
-        __m256 own = Pick<kVectors>(x + j * stride, columns);
-        own = _mm256_sub_ps(own, _mm256_load_ps(numbers));
-        term[j] = _mm256_mul_ps(own, _mm256_load_ps(numbers + kLanes));
+        // As many bytes of columns as numbers.
+        int64_t at = (leaf[i + j] * groups + group) * 2 * kLanes;
+        const float* numbers = tree.terms + at;
+        __m128i own = _mm_load_si128(reinterpret_cast<const __m128i*>(columns + at));
+        __m256 picked = Pick<kWidth>(x + j * stride, _mm256_cvtepu16_epi32(own));
+        picked = _mm256_sub_ps(picked, _mm256_load_ps(numbers));
+        term[j] = _mm256_mul_ps(picked, _mm256_load_ps(numbers + kLanes));
       }
       TransposeTile(term);
       if (group == 0) value = term[0];
@@ -70,13 +80,22 @@ void AddRows(const LinearTree& tree, const int32_t* leaf, const float* x,
   }
 }
 
+template <int kWidth>
+void AddRows(const LinearTree& tree, const int32_t* leaf, const float* x,
+             int64_t stride, int64_t rows, float* scores) {
+  auto run = tree.num_groups == 1 ? AddRows<kWidth, true> : AddRows<kWidth, false>;
+  run(tree, leaf, x, stride, rows, scores);
+}
+
 void Add(const LinearTree& tree, const int32_t* leaf, const float* x, int64_t stride,
          int64_t rows, float* scores) {
+  auto run = AddRows<0>;
+  if (stride == 16) run = AddRows<16>;
+  if (stride == 32) run = AddRows<32>;
 #if defined(__AVX512VBMI__)
-  if (stride == 16) return AddRows<1>(tree, leaf, x, stride, rows, scores);
-  if (stride == 32) return AddRows<2>(tree, leaf, x, stride, rows, scores);
+  if (stride == 64) run = AddRows<64>;
 #endif
-  AddRows<0>(tree, leaf, x, stride, rows, scores);
+  run(tree, leaf, x, stride, rows, scores);
 }
 
 #else
