@@ -174,8 +174,17 @@ class Packer {
 
   // Packs a tree that is one leaf as a node that sends all rows left.
   void PackLeaf(int64_t leaf) {
-    nodes_.push_back({kInfinity, 0, -1, {-1, -1}, {view_.Value(leaf), 0}, {0, 0},
-                      {0, 0}, nullptr, 0, true, false});
+    nodes_.push_back({kInfinity,
+                      0,
+                      -1,
+                      {-1, -1},
+                      {view_.Value(leaf), 0},
+                      {0, 0},
+                      {0, 0},
+                      nullptr,
+                      0,
+                      true,
+                      false});
     tables_.resize(ShapTableSize(points_.size));
     path_ = {{0, 1.0}};
     FillEdge(0, 0, 1.0, 1.0);

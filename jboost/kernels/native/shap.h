@@ -44,12 +44,12 @@ struct ShapAnswer {
 struct ShapNode {
   float threshold;
   int32_t feature;
-  int32_t above;         // depth of the last node on the path with this feature, or -1
-  int32_t child[2];      // left and right: an index in the tree, or -1 for a leaf
-  float value[2];        // of the children that are leaves
+  int32_t above;     // depth of the last node on the path with this feature, or -1
+  int32_t child[2];  // left and right: an index in the tree, or -1 for a leaf
+  float value[2];    // of the children that are leaves
   int32_t first_term[2], num_terms[2];  // of the children that are leaves
-  const uint32_t* sets;  // the codes that go left, or null
-  uint32_t num_codes;    // of the set
+  const uint32_t* sets;                 // the codes that go left, or null
+  uint32_t num_codes;                   // of the set
   bool missing_left;
   bool is_last;  // both children are leaves without linear terms
 };
