@@ -27,11 +27,12 @@ namespace jboost {
 
 constexpr int64_t kLanes = 8;  // terms of a group
 
-// The packed terms of a tree, for one score: G groups per leaf.
+// The packed terms of a tree, for one score: G groups per leaf. Those of the next tree
+// begin `size` numbers behind, and as many bytes of columns.
 struct LinearTree {
   const float* terms;       // [L, G, 2, kLanes]: centers and slopes
   const uint16_t* columns;  // [L, G, kLanes]
-  int64_t num_groups;
+  int64_t num_groups, size;
 };
 
 struct LinearLoops {
