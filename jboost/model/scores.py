@@ -317,7 +317,7 @@ def _add_rounds(
     """Adds leaf values round by round; ``find(step)`` returns the leaves [S, N].
 
     ``varying`` are the arrays that the leaves depend on. ``give(value, step, leaf)``
-    returns what the leaves give to each row, [K, N].
+    returns the values of the leaves for each row, [K, N].
     """
     leaf_value, init_score = values
 
