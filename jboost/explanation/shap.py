@@ -156,7 +156,8 @@ def _explain_in_xla(rows, trees, leaves, linear, *, points, max_depth, pairs):
     num_nodes = 2 ** (max_depth + 1)
     if trees.left_child is not None:
         num_nodes = trees.feature.shape[2]
-    slopes, ranges = (None, None) if linear is None else linear
+    none: Any = (None, None)
+    slopes, ranges = linear or none
     levels = max_depth + (slopes is not None)
     if slopes is not None:
         num_nodes += math.prod(slopes.feature.shape[2:])
@@ -169,7 +170,7 @@ def _explain_in_xla(rows, trees, leaves, linear, *, points, max_depth, pairs):
     num_rounds, num_scores = leaves[0].shape[:2]
 
     def explain_block(block):
-        clipped = None if linear is None else clip_values(block, ranges)
+        clipped: Any = None if slopes is None else clip_values(block, ranges)
 
         def add_tree(total, step):
             score, tree, slopes, value, cover = step

@@ -108,13 +108,16 @@ def _require(array):
     return np.require(array, requirements=("C", "A"))
 
 
-def find_scores(rows, trees, leaf_value, init_score, *, max_depth, staged):
-    """Computes the scores [N, K] on a CPU; after each round [R, N, K] if ``staged``."""
+def find_scores(rows, trees, leaf_value, init_score, *linear, max_depth, staged):
+    """Computes the scores [N, K] on a CPU; after each round [R, N, K] if ``staged``.
+
+    ``linear`` are the slopes of the leaves and the ranges of the features, if any.
+    """
     num_rounds, num_scores = leaf_value.shape[:2]
     name, shape = "predict", (rows.num_rows, num_scores)
     if staged:
         name, shape = "staged_predict", (num_rounds, *shape)
-    values = leaf_value, init_score
+    values = leaf_value, init_score, *linear
     return run_trees(call, name, floats(*shape), rows, trees, values, max_depth)
 
 
@@ -222,7 +225,7 @@ class ReadyModel:
         rows: Rows,
         max_depth: int,
         *,
-        slopes: tuple[Any, ...] = (),
+        linear: tuple[Any, ...] = (),
         index: np.ndarray | None = None,
         absent: str | None = None,
     ) -> None:
@@ -231,12 +234,12 @@ class ReadyModel:
         Args:
           init_score: [] or [K].
           rows: an empty matrix with the codes of the model's categories.
-          slopes: feature, slope and center of the terms of linear leaves, and the
-            ranges of the features; empty if leaves are constant.
+          linear: feature, slope and center of the terms of the leaves, and the ranges
+            of the features; empty if leaves are constant.
           index: the feature of each column of sparse rows, F or more if unused.
           absent: the cells that sparse rows do not store: "missing" or "zero".
         """
-        values = leaf_value, init_score.reshape(-1), *slopes
+        values = leaf_value, init_score.reshape(-1), *linear
         operands = [_require(a) for a in (*_list_operands(rows, trees), *values)]
         address = call_on_host(
             "open_model", jax.ShapeDtypeStruct((2,), np.uint32), *operands, by_column=0,

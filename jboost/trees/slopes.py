@@ -63,7 +63,7 @@ def evaluate(
     leaf: Int32[Array, " N"],
     read: Callable[[Int32[Array, " N"]], Float[Array, " N"]],
 ) -> Float[Array, " N"]:
-    """Returns the value of its leaf of a tree for each row: the definition.
+    """Returns the values of a tree with linear leaves for each row: the definition.
 
     ``read`` returns the clipped value of each row in a feature of its own.
     """

@@ -58,7 +58,7 @@ LinearLeaves::LinearLeaves(const Pool& pool, const Ensemble& model,
     int64_t groups = num_terms_[tree] / kLanes + 1;
     float* numbers = terms_.get() + tree * 2 * most;
     uint16_t* columns = columns_.get() + tree * most;
-    trees_[tree] = {numbers, columns, groups};
+    trees_[tree] = {numbers, columns, groups, 2 * most};
     std::fill(columns, columns + model.num_leaves() * groups * kLanes, zero);
     std::fill(numbers, numbers + 2 * model.num_leaves() * groups * kLanes, 0.0f);
     for (int64_t leaf = 0; leaf < model.num_leaves(); ++leaf) {

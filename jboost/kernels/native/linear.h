@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Linear leaves: leaf_value + sum_p slope_p (x_p - center_p), with x clipped to the
-// ranges of its features; the leaf value alone if an x_p is missing. The definition is
-// in jboost/trees/slopes.py, whose order of operations the kernels keep.
+// Values of linear leaves: leaf_value + sum_p slope_p (x_p - center_p), with x clipped
+// to the ranges of its features; the leaf value alone if an x_p is missing. The
+// definition is in jboost/trees/slopes.py, whose order of operations the kernels keep.
 //
 // For blocks of rows, the terms of a leaf are packed in groups of eight lanes, which
 // vectors evaluate for one row at a time. Eight rows of products are then transposed,
@@ -43,16 +43,17 @@ struct Terms {
   const float *slope, *center;
 };
 
-// The packed terms of a tree, for one score: G groups per leaf.
+// The packed terms of a tree, for one score: G groups per leaf. Those of the next tree
+// begin `size` numbers behind, and as many bytes of columns.
 struct LinearTree {
   const float* terms;       // [L, G, 2, kLanes]: centers and slopes
   const uint16_t* columns;  // [L, G, kLanes]
-  int64_t num_groups;
+  int64_t num_groups, size;
 };
 
 struct LinearLoops {
-  // Adds to scores[i] what leaf[i] gives to row i of x; `rows` is a multiple of 8, and
-  // `stride`, the length of the rows of x, of 16.
+  // Adds the value of leaf[i] for row i of x to scores[i]; `rows` is a multiple of 64,
+  // and `stride`, the length of the rows of x, of 16.
   void (*add)(const LinearTree& tree, const int32_t* leaf, const float* x,
               int64_t stride, int64_t rows, float* scores);
 };
@@ -86,8 +87,8 @@ class LinearLeaves {
 void ClipRows(const float* ranges, int64_t num_features, int64_t rows, int64_t stride,
               float* x);
 
-// Returns what a leaf of a tree gives to a row of clipped values; `tree` counts the
-// trees of all scores.
+// Returns the value of a leaf for a row of clipped values; `tree` counts the trees of
+// all scores.
 float EvaluateLeaf(const Ensemble& model, int64_t tree, int32_t leaf, const float* x);
 
 }  // namespace jboost

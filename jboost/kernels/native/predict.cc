@@ -397,7 +397,7 @@ struct Block {
   Scratch<float> columns, scores;
   Scratch<int32_t> leaves;
   int64_t stride;           // of the rows of `clipped`
-  Scratch<float> clipped;   // what the terms of linear leaves read
+  Scratch<float> clipped;   // rows that the terms of linear leaves read
   std::vector<float> copy;  // of rows that cannot be read where they are
   const Matrix& matrix;
   int64_t first = 0, count = 0;  // rows of the matrix
