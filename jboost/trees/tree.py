@@ -144,21 +144,31 @@ def clip_values(
     return jnp.clip(columns, ranges[:, :1], ranges[:, 1:])
 
 
+def find_terms(
+    slopes: Slopes, read: Callable[[Int32[Array, "*n"]], Float[Array, "*m"]]
+) -> list[Float[Array, "*m"]]:
+    """Returns the P linear terms; all are 0 for a row that misses one of their values.
+
+    ``read`` returns the clipped values of rows in the given features.
+    """
+    terms, missing = [], jnp.zeros((), bool)
+    for term in range(slopes.feature.shape[-1]):
+        feature, slope, center = (part[..., term] for part in slopes)
+        x, given = read(jnp.maximum(feature, 0)), feature >= 0
+        missing = missing | (given & jnp.isnan(x))
+        terms.append(jnp.where(given, round_alone(slope * (x - center)), 0.0))
+    return [jnp.where(missing, 0.0, term) for term in terms]
+
+
 def evaluate(
     values: Float[Array, " L"],
     slopes: Slopes,
     leaf: Int32[Array, " N"],
     read: Callable[[Int32[Array, " N"]], Float[Array, " N"]],
 ) -> Float[Array, " N"]:
-    """Returns the value of each row in linear leaves: the definition.
+    """Returns the values of a tree with linear leaves for each row: the definition.
 
     ``read`` returns the clipped value of each row in a feature of its own.
     """
-    value = values[leaf]
-    found, missing = value, jnp.zeros(leaf.shape, bool)
-    for term in range(slopes.feature.shape[1]):
-        feature, slope, center = (part[leaf, term] for part in slopes)
-        x, given = read(jnp.maximum(feature, 0)), feature >= 0
-        missing |= given & jnp.isnan(x)
-        found += jnp.where(given, round_alone(slope * (x - center)), 0.0)
-    return jnp.where(missing, value, found)
+    terms = find_terms(Slopes(*(part[leaf] for part in slopes)), read)
+    return sum(terms, start=values[leaf])
