@@ -24,7 +24,7 @@ BOXES = (
 )  # fmt: skip
 # 160 ask for memory and devices, 710 bring kernels to GPUs, 240 compare columns of
 # other libraries' models in float64, 160 read labels, 110 shorten values in messages.
-MODEL_LINES = 6720
+MODEL_LINES = 7000
 MODULE_LINES = 800
 MOST_MODULES = 200  # may fall, not rise: one idea to a file, not one step
 FUNCTION_LINES = 60

@@ -251,7 +251,7 @@ def add_slopes(
     return tree._replace(slopes=slopes._replace(slope=slope))
 
 
-def _without_signs(problem):
+def _without_signs(problem) -> Any:
     """Returns the ranges; empty ones for features with a monotone constraint."""
     ranges, values = problem.arrays.numbers.ranges, problem.arrays.numbers.limits.values
     if values is None:

@@ -289,8 +289,11 @@ def _scores_in_xla(staged, depth, values, trees, rows, linear=None):
     clipped = clip_values(columns, ranges).reshape(-1)
 
     def give(value, step, leaf):
-        def run(*tree):
-            return evaluate(*tree, lambda feature: clipped[feature * size + each])
+        def run(value, slopes, leaf):
+            def read(feature):
+                return clipped[feature * size + each]
+
+            return evaluate(value, slopes, leaf, read)
 
         shapes = [*value.shape[:1], *leaf.shape[1:]]
         slopes = jax.tree.map(

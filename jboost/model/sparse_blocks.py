@@ -139,7 +139,7 @@ def keep_used_features(model: Ensemble) -> tuple[Ensemble, np.ndarray, int]:
             codes=np.asarray(categories.codes)[kept],
             features=tuple(index[np.array(categories.features)[kept]].tolist()),
         )
-    if terms is not None:
+    if terms is not None and model.slopes is not None:
         kept = np.where(terms < 0, -1, index[terms])
         ranges = np.zeros((width, 2), np.float32)
         ranges[: len(used)] = np.asarray(model.ranges)[used]

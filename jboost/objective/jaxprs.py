@@ -180,7 +180,7 @@ def separate_products(program: Program, one: int) -> Program:
     the same loss would give other last bits for integer and for float targets, in a
     stream's program and under vmap. We compute (a * b) * 1 + c, where only the product
     with 1 can be contracted, which rounds nothing; XLA does not know that it is 1. The
-    clip of :func:`jboost.numerics.derivatives.round_alone` would hide infinities.
+    clip of :func:`jboost.kernels.xla.round_alone` would hide infinities.
     ``one`` is the index of a 1 in the loss's tuple of constants.
     """
     jaxpr, place = program.jaxpr, len(program.constants)

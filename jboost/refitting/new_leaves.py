@@ -122,6 +122,7 @@ def refit(
         {
             **settings, "init_score": init_score, "num_scores": model.num_scores,
             "min_child_weight": 0.0, "share_structure": model.shares_structure,
+            "linear_leaves": model.slopes is not None,
         }
     )  # fmt: skip
     rates = np.asarray(learning_rates(chosen.learning_rate, model.num_rounds))

@@ -457,6 +457,6 @@ def no_trees(method: Method, num_scores: int, rounds: int = 0) -> Tree:
     slopes = None
     if method.num_terms:
         terms = (*shape[:2], nodes + 1, method.num_terms)
-        each = np.zeros((*leaves, method.num_terms), np.float32)
-        slopes: Any = Slopes(np.zeros(terms, np.int32), each, each)
+        each: Any = np.zeros((*leaves, method.num_terms), np.float32)
+        slopes: Any = Slopes(each[:, : terms[1]].astype(np.int32), each, each)
     return Tree(*arrays, left_codes=left_codes, slopes=slopes)

@@ -16,7 +16,7 @@ al. 2019, "Gradient boosting with piece-wise linear regression trees".)
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int32
+from jaxtyping import Array, ArrayLike, Float, Int32
 
 from jboost.entry.collectives import total
 from jboost.kernels import exact_sums
@@ -50,9 +50,11 @@ def list_terms(
     valid = (~stays & wide & (tree.threshold != CATEGORICAL))[path]
     feature = tree.feature[path]
     same = (feature[:, :, None] == feature[:, None, :]) & valid[:, None, :]
-    valid &= ~jnp.any(same & np.tri(depth, k=-1, dtype=bool), axis=2)
+    valid &= ~jnp.any(same & np.tri(depth, k=-1, dtype=bool)[None], axis=2)
     place = jnp.cumsum(valid, axis=1, dtype=jnp.int32) - 1
-    here = valid[:, :, None] & (place[:, :, None] == np.arange(num_terms))
+    here = valid[:, :, None] & (
+        place[:, :, None] == np.arange(num_terms, dtype=np.int32)[None, None]
+    )
     return jnp.max(jnp.where(here, feature[:, :, None], -1), axis=1)
 
 
@@ -64,7 +66,7 @@ def fit_slopes(
     derivatives: tuple[Float[Array, " N"], Float[Array, " N"]],
     weights: Float[Array, " N"],
     sums: LeafSums,
-    row: tuple[Float[Array, ""], Float[Array, ""]],
+    row: tuple[Float[ArrayLike, ""], Float[ArrayLike, ""]],
 ) -> Slopes:
     """Fits the slopes of the leaves of one tree to gradient and curvature of all rows.
 
@@ -88,19 +90,24 @@ def fit_slopes(
         )
     ).astype(jnp.float32)  # fmt: skip
     num_curved = (num_terms + 1) * (num_terms + 2) // 2
-    curved, steep = found[:num_curved] / scales[1], found[num_curved:] / scales[0]
+    curved, steep = (
+        found[:num_curved] / scales[1][None],
+        found[num_curved:] / scales[0][None],
+    )
 
     used = terms >= 0
-    enough = sums.weight >= _ROWS_PER_TERM * row[1] * jnp.sum(used, axis=1)
+    enough = sums.weight >= _ROWS_PER_TERM * row[1] * jnp.sum(
+        used, axis=1, dtype=jnp.float32
+    )
     enough &= (curved[0] > 0) & jnp.any(used, axis=1)
     mass = jnp.where(enough, curved[0], 1.0)
     first, second = np.tril_indices(num_terms + 1)
     matrix = jnp.zeros((num_terms + 1, num_terms + 1, num_leaves), jnp.float32)
     matrix = matrix.at[first, second].set(curved).at[second, first].set(curved)
-    center = matrix[0, 1:] / mass
+    center = matrix[0, 1:] / mass[None]
     spread = matrix[1:, 1:] - round_alone(center[:, None] * matrix[0, None, 1:])
     spread += _RIDGE * row[0] * np.eye(num_terms, dtype=np.float32)[:, :, None]
-    slope = _solve(spread, round_alone(center * steep[0]) - steep[1:])
+    slope = _solve(spread, round_alone(center * steep[:1]) - steep[1:])
     feature = jnp.where(enough[:, None], terms, -1)
     given = feature >= 0
     place = jnp.maximum(feature, 0)
@@ -154,11 +161,11 @@ def _sum_products_natively(table, leaf, terms, *others):
 def _solve(matrix, right):
     """Solves P x P systems [P, P, L] that are positive definite, by elimination."""
     for k in range(len(matrix)):
-        row, value = matrix[k] / matrix[k, k], right[k] / matrix[k, k]
+        row, value = matrix[k] / matrix[k, k][None], right[k] / matrix[k, k]
         others = (np.arange(len(matrix)) != k)[:, None]
         column = jnp.where(others, matrix[:, k], 0.0)
-        matrix -= round_alone(column[:, None] * row)
-        right -= round_alone(column * value)
+        matrix -= round_alone(column[:, None] * row[None])
+        right -= round_alone(column * value[None])
         matrix, right = matrix.at[k].set(row), right.at[k].set(value)
     return right
 

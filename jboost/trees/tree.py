@@ -114,7 +114,7 @@ class BoostedTrees(NamedTuple):
 
 
 def find_ranges(
-    thresholds: Float[Any, "F B-1"], categorical: Sequence[int] = ()
+    thresholds: Float[Any, "F B"], categorical: Sequence[int] = ()
 ) -> Float[Any, "F 2"]:
     """Returns the least and greatest value of each feature in linear terms.
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Values of linear leaves: leaf_value + sum_p slope_p (x_p - center_p), with x clipped
 // to the ranges of its features; the leaf value alone if an x_p is missing. The
-// definition is in jboost/trees/slopes.py, whose order of operations the kernels keep.
+// definition is in jboost/trees/tree.py, whose order of operations the kernels keep.
 //
 // For blocks of rows, the terms of a leaf are packed in groups of eight lanes, which
 // vectors evaluate for one row at a time. Eight rows of products are then transposed,

@@ -15,7 +15,7 @@ void SumProducts(const Pool& pool, const ValueRows& rows, const Products& produc
                  int32_t* sums) {
   const SlopeLoops& loops = JBOOST_CHOOSE(SlopeLoops);
   int64_t num_leaves = rows.num_leaves, num_terms = products.num_terms;
-  int64_t width = (num_terms + 2) * kLanes, size = num_leaves * width;
+  int64_t width = (num_terms + 2) * kProductLanes, size = num_leaves * width;
   int64_t most = std::max<int64_t>(
       1, std::min(4 * pool.num_threads, rows.num_rows / (16 * num_leaves)));
   int64_t tasks = std::min(most, (rows.num_rows + kRowsPerTask - 1) / kRowsPerTask);
@@ -32,7 +32,7 @@ void SumProducts(const Pool& pool, const ValueRows& rows, const Products& produc
   int64_t channel = 0;
   auto write = [&](int64_t line, int64_t lane) {
     for (int64_t leaf = 0; leaf < num_leaves; ++leaf) {
-      uint32_t sum = tables[leaf * width + line * kLanes + lane];
+      uint32_t sum = tables[leaf * width + line * kProductLanes + lane];
       sums[channel * num_leaves + leaf] = static_cast<int32_t>(sum);
     }
     ++channel;

@@ -12,7 +12,7 @@
 namespace jboost {
 
 constexpr int64_t kMaxTerms = 6;
-constexpr int64_t kLanes = 8;  // 1 and the terms, padded
+constexpr int64_t kProductLanes = 8;  // 1 and the terms, padded
 
 // The values of the features of rows, [N, F], and the leaf of each row. Rows whose leaf
 // is outside [0, num_leaves) are ignored.
@@ -51,9 +51,9 @@ struct Lines {
 };
 
 struct SlopeLoops {
-  // Adds the products of the rows [begin, end) to sums [L, (P + 2) * kLanes]: in line j
-  // of a leaf, h d_j times 1, d_1, ..., d_P, where d_0 = 1; in the last line g times
-  // these.
+  // Adds the products of the rows [begin, end) to sums [L, (P + 2) * kProductLanes]: in
+  // line j of a leaf, h d_j times 1, d_1, ..., d_P, where d_0 = 1; in the last line g
+  // times these.
   void (*add_products)(const ValueRows& rows, const Products& products, int64_t begin,
                        int64_t end, uint32_t* sums);
   // result = scores + what the leaves give to the rows [begin, end).

@@ -4,8 +4,10 @@
 namespace jboost::JBOOST_ISA {
 namespace {
 
-typedef float Floats __attribute__((vector_size(4 * kLanes), may_alias, aligned(4)));
-typedef int32_t Ints __attribute__((vector_size(4 * kLanes), may_alias, aligned(4)));
+typedef float Floats
+    __attribute__((vector_size(4 * kProductLanes), may_alias, aligned(4)));
+typedef int32_t Ints
+    __attribute__((vector_size(4 * kProductLanes), may_alias, aligned(4)));
 
 // sums += factor * values, cut to whole numbers, times `times`.
 JBOOST_INLINE void AddLine(float factor, Floats values, int32_t times, uint32_t* sums) {
@@ -40,8 +42,8 @@ void AddProductsOf(const ValueRows& rows, const Products& products, int64_t begi
     float factor = counts ? 1.0f : weight;
     float curvature = factor * products.curvature[i] * by_curvature[leaf];
     float gradient = factor * products.gradient[i] * by_gradient[leaf];
-    uint32_t* own = sums + leaf * kLines * kLanes;
-    for (int j = 0; j <= kTerms; ++j, own += kLanes) {
+    uint32_t* own = sums + leaf * kLines * kProductLanes;
+    for (int j = 0; j <= kTerms; ++j, own += kProductLanes) {
       AddLine(curvature * values[j], values, times, own);
     }
     AddLine(gradient, values, times, own);
@@ -76,7 +78,7 @@ void AddLinesOf(const ValueRows& rows, const Lines& lines, int64_t begin, int64_
       complete &= (own == own) | !terms[p].used;
       sum += terms[p].used ? term : 0.0f;
     }
-    result[i] = scores[i] + (complete ? sum : value);
+    result[i] = scores[i] + (complete ? sum : value + 0.0f);
   }
 }
 
