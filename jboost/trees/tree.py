@@ -12,6 +12,7 @@ from jaxtyping import Array, Bool, Float, Int32, UInt32
 from jboost.entry.messages import show_fields
 
 CATEGORICAL = -1  # the threshold of a split by categories
+NO_TERM = -1  # the feature of a linear term that a leaf does not have
 
 
 class LeafSums(NamedTuple):
