@@ -11,6 +11,7 @@ import pytest
 import scipy.sparse
 import shared_models
 import xgboost
+from linear_leaves import add_slopes
 from test_predict_categories import add_sets, link
 from test_predict_kernels import make_model, make_rows
 
@@ -352,6 +353,8 @@ def test_what_cannot_be_written(tmp_path):
     bad = replace(model, leaf_value=model.leaf_value.at[0].set(jnp.inf))
     with pytest.raises(ValueError, match="leaf_value"):
         jb.interchange.write_xgboost(bad, path)
+    with pytest.raises(ValueError, match="linear leaves"):
+        jb.interchange.write_xgboost(add_slopes(model), path)
     with pytest.raises(ValueError, match="codes"):
         jb.interchange.write_xgboost(add_sets(finite_model(9, 3, 3), [0, 1, 2]), path)
     assert list(tmp_path.iterdir()) == []

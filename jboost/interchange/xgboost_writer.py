@@ -109,9 +109,9 @@ def write_xgboost(
     Raises:
       OSError: the file cannot be written.
       TypeError: the model is not an Ensemble.
-      ValueError: the objective is unknown or does not fit K; a leaf value or an initial
-        score is infinite or NaN; XGBoost cannot store the name of a feature or of a
-        category (strings beyond ASCII, floats, booleans).
+      ValueError: the objective is unknown or does not fit K; leaves are linear; a leaf
+        value or an initial score is infinite or NaN; XGBoost cannot store the name of a
+        feature or of a category (strings beyond ASCII, floats, booleans).
 
     Example:
       >>> import json, pathlib, tempfile, numpy as np, jboost as jb
@@ -125,6 +125,11 @@ def write_xgboost(
       'binary:logistic'
     """
     check_model(model)
+    if model.slopes is not None:
+        raise ValueError(
+            "model must have constant leaves for XGBoost, got linear leaves; train it "
+            "with linear_leaves=False"
+        )
     warn_of_float32(model, "XGBoost")
     checks.check_word("objective", objective, tuple(_OBJECTIVES))
     checks.check_word("categories", categories, ("names", "codes"))
