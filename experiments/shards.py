@@ -185,6 +185,7 @@ def list_limits():
     add("regularization absolute, quantile", "quantile", regularization="absolute")
     add("rows_per_threshold", "huber", rows_per_threshold=100)
     add("parent_rows", "huber", parent_rows=3.0)
+    add("linear_leaves", "huber", linear_leaves=True, num_rounds=3)
     add("leaf_rows sample", "huber", subsample=0.6, leaf_rows="sample")
     add("learning_rate a schedule", "huber", learning_rate=schedule)
     add("max_depth 7", "huber", max_depth=7, num_rounds=2)

@@ -708,7 +708,8 @@ def tree_game(tree, num_features):
     """{features that are known: mean value of the leaves}, for one row in one tree.
 
     A tree is (value, cover) of a leaf, or (feature, the side that the row goes to, the
-    other one). Where there is no cover to share, each side gets a half.
+    other one). Where there is no cover to share, each side gets a half. The value may
+    be a function of the known features.
     """
 
     def covered(tree):
@@ -716,7 +717,7 @@ def tree_game(tree, num_features):
 
     def expect(tree, known):
         if len(tree) == 2:
-            return float(tree[0])
+            return float(tree[0](known) if callable(tree[0]) else tree[0])
         feature, own, other = tree
         if feature in known:
             return expect(own, known)

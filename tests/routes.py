@@ -75,6 +75,20 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         dict(x=TWO_LEVELS, categorical=[1, 2], sample_weight=WEIGHTS,
              rows_per_threshold=50, max_onehot=2, parent_rows=3.0, **FALLING),
     ),
+    "slopes": (
+        "slopes weights missing drawn pulled monotone",
+        dict(x=HOLES, sample_weight=WEIGHTS, rows_per_threshold=20, parent_rows=3.0,
+             monotone={0: 1}, max_delta_step=0.7, linear_leaves=True),
+    ),
+    "slopes of three": (
+        "slopes scores categories sampling",
+        dict(x=LEVELS, y=CLASSES, loss=L.softmax, num_scores=3, categorical=[2],
+             share_structure=True, subsample=0.7, linear_leaves=True),
+    ),
+    "slopes of labels": (
+        "slopes offset",
+        dict(y=LABELS, loss=L.logistic, offset=OFFSET, linear_leaves=True),
+    ),
     "absolute": (
         "weights missing linear",
         dict(x=HOLES, loss=L.absolute_error, sample_weight=WEIGHTS),
@@ -179,6 +193,7 @@ class Run(NamedTuple):
 def read_case(name: str) -> Run:
     """Returns a case with the arguments that it leaves out."""
     given = dict(x=X, y=Y, loss=L.squared_error, num_rounds=ROUNDS, max_depth=DEPTH)
+    given |= dict(linear_leaves=False)  # codes do not have slopes
     given |= CASES[name][1]
     rows = {
         each: given.pop(each) for each in ("sample_weight", "offset", "groups")
@@ -388,6 +403,10 @@ ROUTES: dict[str, Callable[[Run], Any]] = {
 
 # {(feature or case, route): the error}.
 REFUSED: dict[tuple[str, str], str] = {
+    **{
+        ("slopes", route): "linear_leaves must be 'auto' or False for"
+        for route in ("boost", "vmap", "steps", "stream", "sparse")
+    },
     ("categories", "stream"): "categorical must be 'auto' where x is a stream",
     ("categories", "sparse"): "x must be dense where columns are categorical",
     ("groups", "stream"): "groups must not be given where x is a stream",

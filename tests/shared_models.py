@@ -43,7 +43,11 @@ def expand(model):
     """Gives each score a tree of its own with the same structure."""
     parts = {name: getattr(model, name) for name in STRUCTURE}
     repeat = lambda array: jnp.repeat(array, model.num_scores, axis=1)  # noqa: E731
-    return replace(model, **jax.tree.map(repeat, parts))
+    parts = jax.tree.map(repeat, parts)
+    if model.slopes is not None:
+        feature = repeat(model.slopes.feature)
+        parts["slopes"] = model.slopes._replace(feature=feature)
+    return replace(model, **parts)
 
 
 def link(model):

@@ -40,7 +40,7 @@ OTHERS = dict(
     curvature="absolute", leaf_solver="guarded", num_rounds=1, init_score=1.0,
     absent="zero", categorical=[1], early_stopping_rounds=5, num_scores=1, seed=3,
     share_structure=True, leaf_rows="sample", rows_per_threshold=5, parent_rows=2.5,
-    validation_fraction=0.3, refit=False,
+    validation_fraction=0.3, refit=False, linear_leaves=True,
 )  # fmt: skip
 SORTED = dict(candidates="local", candidate_weights="curvature")  # refuse categories
 
@@ -86,19 +86,23 @@ def test_every_setting_reaches_the_program(name):
     if "categor" in name or name == "max_onehot":
         categories = jb.fit_bins(X, categorical=[1]).categories
 
-    codes = DenseCodes(np.zeros((2, 12), np.uint8))
+    codes, ranges = DenseCodes(np.zeros((2, 12), np.uint8)), None
+    others = {**OTHERS, **SORTED}
+    if name == "linear_leaves":
+        ranges, others = np.array([[0, 1], [0, 1]], np.float32), {name: False}
 
     def make(**given):
         settings = read_settings(given)
         method, numbers = make_method(
             settings, traced, codes, num_rows=12, uniform=True,
             max_bins=settings.max_bins, num_features=2, categories=categories,
+            ranges=ranges,
         )  # fmt: skip
         return method, jax.tree.map(
             np.ndarray.tolist, jax.tree.map(np.asarray, numbers)
         )
 
-    assert make(**{name: {**OTHERS, **SORTED}[name]}) != make()
+    assert make(**{name: others[name]}) != make()
 
 
 @pytest.fixture(scope="module")
@@ -129,7 +133,7 @@ def test_fingerprints_name_what_fit_takes(fingerprint):
         "absent": "zero", "curvature": "absolute", "leaf_solver": "guarded",
         "share_structure": False, "regularization": "absolute", "max_depth": 3,
         "max_leaves": 3, "leaf_rows": "sample", "rows_per_threshold": 5,
-        "parent_rows": 2.5,
+        "parent_rows": 2.5, "linear_leaves": True,
         "candidates": "global", "candidate_weights": "samples",
         "implementation": "xla", "l2": 2.0, "min_gain": 0.5, "min_child_weight": 2.0,
         "min_child_samples": 2, "colsample_bytree": np.float32(0.6).item(),

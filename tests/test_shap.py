@@ -14,6 +14,7 @@ import scipy.sparse
 import test_xgboost_parity as parity
 import xgboost as xgb
 from implementations import IMPLEMENTATIONS, each_isa, needs_cpu_kernels
+from shared_models import expand, share
 from sklearn.tree import DecisionTreeRegressor
 from tables import ROWS, SMALL, make_regression, squared_distance
 
@@ -22,7 +23,7 @@ from jboost.interchange.linked import build_ensemble
 from jboost.model.ensemble import Links
 from jboost.model.nodes import Nodes
 from jboost.tables.categories import Categories
-from jboost.trees.tree import LeafSums
+from jboost.trees.tree import LeafSums, Slopes
 
 FEATURES = 4
 X, Y = make_regression()
@@ -66,8 +67,26 @@ def make_links(generator, shape, num_splits):
     return arrays, num_nodes, Links(jnp.asarray(left), deepest)
 
 
+def add_terms(model, features=range(FEATURES), num_terms=2, seed=7):
+    """Gives leaves random linear terms, also of features off their paths."""
+    generator = np.random.default_rng(seed)
+    shape = (*model.leaf_value.shape, num_terms)
+    order = generator.random((*model.feature.shape[:2], shape[2], len(features)))
+    feature = np.array(features)[np.argsort(order, axis=3)[..., :num_terms]]
+    feature = np.where(generator.random(feature.shape) < 0.3, -1, feature)
+    slope, center = generator.normal(size=(2, *shape)).astype(np.float32)
+    ends = np.sort(generator.normal(size=(model.num_features, 2)).astype(np.float32))
+    slopes = Slopes(feature.astype(np.int32), slope, center)
+    slopes = jax.tree.map(jnp.asarray, slopes)
+    return replace(model, slopes=slopes, ranges=jnp.asarray(ends))
+
+
 def make_model(kind, seed=0, shape=(3, 2)):
     """Random trees of a kind; some leaves have no cover."""
+    if kind == "linear":
+        return add_terms(make_model("categories", seed, shape), (0, 2))
+    if kind == "linear shared":
+        return add_terms(share(make_model("linked", seed, (shape[0], 1)), 3))
     generator = np.random.default_rng(seed)
     links = categories = left_codes = None
     if kind == "linked":
@@ -100,7 +119,7 @@ def make_model(kind, seed=0, shape=(3, 2)):
 def make_rows(kind, num_rows, seed=1):
     generator = np.random.default_rng(seed)
     x = generator.normal(size=(num_rows, FEATURES)).astype(np.float32)
-    if kind == "categories":
+    if kind in ("categories", "linear"):
         x[:, [1, 3]] = generator.integers(0, 6, (num_rows, 2))  # 5 was never seen
     x[generator.random(x.shape) < 0.2] = np.nan
     return x
@@ -115,13 +134,31 @@ def nest(model, row, tree, node=0):
         left = int(model.links.left_child[tree][node])
         leaf = node if left == node else None
     if leaf is not None:
-        return model.leaf_value[tree][leaf], float(model.sums.weight[tree][leaf])
+        value = read_leaf(model, row, tree, leaf)
+        return value, float(model.sums.weight[tree][leaf])
     if not model.is_split[tree][node]:
         return nest(model, row, tree, left)
     feature = int(model.feature[tree][node])
     own = left if goes_left(model, row[feature], tree, node, feature) else left + 1
     sides = [nest(model, row, tree, child) for child in (own, 2 * left + 1 - own)]
     return feature, *sides
+
+
+def read_leaf(model, row, tree, leaf):
+    """The value of a leaf, or if it is linear, a function of the known features."""
+    value = float(model.leaf_value[tree][leaf])
+    if model.slopes is None:
+        return value
+    terms = {}
+    for feature, slope, center in zip(
+        *(part[tree][leaf].tolist() for part in model.slopes), strict=True
+    ):
+        if feature >= 0:
+            x = np.clip(float(row[feature]), *model.ranges[feature].tolist())
+            terms[feature] = slope * (x - center)
+    if any(np.isnan(term) for term in terms.values()):
+        return value
+    return lambda known: value + sum(terms.get(feature, 0) for feature in known)
 
 
 def goes_left(model, value, tree, node, feature):
@@ -141,6 +178,8 @@ def goes_left(model, value, tree, node, feature):
 
 def brute_force(model, x):
     """Values [N, F, K], interactions [N, F, F, K] and base [K], by all subsets."""
+    if model.shares_structure:
+        model = expand(model)
     model = jax.tree.map(np.asarray, model)
     num_rounds, num_scores = model.feature.shape[:2]
     values = np.zeros((len(x), FEATURES, num_scores))
@@ -156,11 +195,17 @@ def brute_force(model, x):
 
 def allowed(model):
     """How far float32 may be off."""
-    largest = np.abs(np.asarray(model.leaf_value)).max(axis=2)
-    return TOLERANCE * float(largest.sum(axis=0).max())
+    largest = np.abs(np.asarray(model.leaf_value))
+    if model.slopes is not None:
+        reach = np.abs(model.ranges).max() + np.abs(model.slopes.center)
+        largest = largest + np.sum(np.abs(model.slopes.slope) * reach, axis=3)
+    return TOLERANCE * float(largest.max(axis=2).sum(axis=0).max())
 
 
-@pytest.fixture(scope="module", params=["heaps", "linked", "categories"])
+KINDS = ["heaps", "linked", "categories", "linear", "linear shared"]
+
+
+@pytest.fixture(scope="module", params=KINDS)
 def case(request):
     """A model, rows, and what sums over all subsets say."""
     model, x = make_model(request.param), make_rows(request.param, 6)
@@ -301,7 +346,7 @@ def test_trees_of_several_targets_and_single_leaves():
     )
 
 
-@pytest.mark.parametrize("kind", ["heaps", "linked", "categories"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_interactions_keep_their_laws(kind):
     """On more rows than a block of the kernel, and a number that no vector divides."""
     model, x = make_model(kind, seed=2), make_rows(kind, 150)
@@ -352,11 +397,13 @@ def make_deep(num_features, depth, seed=5):
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize(
-    ("num_features", "depth"),
-    [(10, 12), (3, 300)],  # more points than the kernel takes at once; too deep for it
+    ("num_features", "depth", "linear"),
+    # More points than the kernel takes at once; too deep for it.
+    [(10, 12, False), (10, 12, True), (3, 300, False)],
 )
-def test_deep_trees(implementation, num_features, depth):
+def test_deep_trees(implementation, num_features, depth, linear):
     model = make_deep(num_features, depth)
+    model = add_terms(model, range(num_features)) if linear else model
     x = np.random.default_rng(6).normal(size=(2, num_features)).astype(np.float32)
     found = jb.shap_values(model, x, implementation=implementation)
     host = jax.tree.map(np.asarray, model)
@@ -367,7 +414,7 @@ def test_deep_trees(implementation, num_features, depth):
 
 
 @needs_cpu_kernels
-@pytest.mark.parametrize("kind", ["heaps", "linked", "categories"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_instruction_sets_give_the_same_bits(kind):
     model, x = make_model(kind, shape=(5, 1)), make_rows(kind, 77)
     found = [
@@ -378,9 +425,10 @@ def test_instruction_sets_give_the_same_bits(kind):
         chex.assert_trees_all_equal(other, found[0])
 
 
-def test_traced_calls_agree():
+@pytest.mark.parametrize("kind", ["heaps", "linear"])
+def test_traced_calls_agree(kind):
     """jit, vmap over rows and over models; NaN is seen there, too."""
-    model, x = make_model("heaps", shape=(2, 1)), make_rows("heaps", 5)
+    model, x = make_model(kind, shape=(2, 1)), make_rows(kind, 5)
     sums = model.sums._replace(weight=jnp.full_like(model.sums.weight, jnp.nan))
     foreign = replace(model, sums=sums)
     expected = jb.shap_values(foreign, x)
@@ -414,8 +462,24 @@ def test_an_offset_belongs_to_the_base():
     np.testing.assert_allclose(total, scores, rtol=0, atol=allowed(model))
 
 
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_a_single_leaf_may_be_linear(implementation):
+    model = jb.cart.fit_tree(X, Y, max_depth=0).as_ensemble()
+    model = add_terms(model, range(3), 3, seed=0)
+    found = jb.shap_values(model, X, implementation=implementation)
+    feature, slope, center = (np.asarray(a)[0, 0, 0] for a in model.slopes)
+    ends = np.asarray(model.ranges)[feature]
+    expected = slope * (np.clip(X[:, feature], *ends.T) - center)
+    expected = np.where(feature < 0, 0, expected)
+    assert (feature >= 0).sum() > 1
+    tolerance = dict(rtol=0, atol=allowed(model))
+    np.testing.assert_allclose(found.values[:, feature], expected, **tolerance)
+    np.testing.assert_allclose(found.base, Y.mean(), rtol=1e-6)
+
+
+@pytest.mark.parametrize("linear", [False, True])
 @pytest.mark.parametrize("absent", ["missing", "zero"])
-def test_sparse_rows_have_dense_values(absent):
+def test_sparse_rows_have_dense_values(absent, linear):
     kept = np.random.default_rng(3).random(X.shape) < 0.5
     wide = np.zeros((ROWS, 40), np.float32)
     wide[:, [3, 17, 30]] = np.where(kept, X, 0)
@@ -423,6 +487,7 @@ def test_sparse_rows_have_dense_values(absent):
     if absent == "missing":
         wide = np.where(wide == 0, np.float32(np.nan), wide)
     model, _ = jb.fit(matrix, Y, absent=absent, **SMALL)
+    model = add_terms(model, (3, 17, 30)) if linear else model
     found, dense = jb.shap_values(model, matrix), jb.shap_values(model, wide)
     assert found.values.shape == wide.shape
     np.testing.assert_array_equal(found.values, dense.values)

@@ -32,8 +32,7 @@ from jboost.boosting.state import (
 )
 from jboost.entry.collectives import count_rows, first_row, most, use_shards
 from jboost.entry.context import vary
-from jboost.kernels.float_bits import exponent_above, power_of_two
-from jboost.numerics.derivatives import round_alone
+from jboost.kernels.xla import exponent_above, power_of_two, round_alone
 from jboost.numerics.exact import sum_rows
 from jboost.numerics.random import derive_seeds, hash_words
 from jboost.objective.curvature import (

@@ -17,7 +17,7 @@ from jaxtyping import Array, Bool, Float, Int32, UInt8
 
 from jboost.entry.collectives import current_shards, most
 from jboost.kernels.exact_sums import split_weights
-from jboost.kernels.float_bits import exponent_above
+from jboost.kernels.xla import exponent_above
 from jboost.numerics.exact import fit_scale, sum_guessed
 from jboost.trees.rounding import Quantization, make_measure, measure_rows
 

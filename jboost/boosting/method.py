@@ -72,6 +72,11 @@ class Method:
     num_terms: int
 
     @property
+    def linear_leaves(self) -> bool:
+        """Whether leaves have linear terms."""
+        return self.num_terms > 0
+
+    @property
     def sorts_rows(self) -> bool:
         """Whether trees are grown from sorted rows and codes of every value."""
         return self.candidates != "global" or self.candidate_weights != "samples"

@@ -39,7 +39,8 @@ from jboost.boosting.state import (
 from jboost.kernels import grow_cpu
 from jboost.kernels.exact_sums import split_weights
 from jboost.kernels.library import choose
-from jboost.numerics.derivatives import round_alone, weigh, without_derivatives
+from jboost.kernels.xla import round_alone
+from jboost.numerics.derivatives import weigh, without_derivatives
 from jboost.numerics.exact import sum_channels, sum_tables
 from jboost.objective.curvature import information_triangles, round_seed
 from jboost.objective.evaluation import gradients, hessian_products

@@ -52,6 +52,7 @@ _NAMES: dict[str, str] = {
     "categorical": "categorical_feature categorical_features cat_features "
     "enable_categorical feature_types",
     "parent_rows": "path_smooth",
+    "linear_leaves": "linear_tree linear_trees",
     "rows_per_threshold": "extra_trees",
     "max_onehot": "max_cat_to_onehot one_hot_max_size",
     "feature_names": "feature_name columns",

@@ -10,6 +10,10 @@ else 0. Feature i contributes (Owen 1972)
 by Gauss-Legendre quadrature, exact with d / 2 points for d features. As in Linear
 TreeSHAP (Yu et al. 2022), factors are multiplied from the root down, and sums are added
 from the leaves up. An edge replaces the factor of the previous edge on its feature.
+
+A linear leaf gives v plus the terms of the features that are known. A term on feature j
+is therefore an edge below the leaf that no cover follows (z_j = 0), to a leaf of its
+own that has the value of the term.
 """
 
 import math
@@ -31,7 +35,14 @@ from jboost.entry.messages import show_fields
 from jboost.entry.programs import compiled
 from jboost.kernels.calls import call, call_on_host, floats
 from jboost.kernels.library import choose, takes_implementation
-from jboost.kernels.prediction import Rows, Trees, as_rows, borrow_rows, run_trees
+from jboost.kernels.prediction import (
+    Rows,
+    Trees,
+    as_rows,
+    borrow_rows,
+    repeat_trees,
+    run_trees,
+)
 from jboost.model.ensemble import Model, read_model
 from jboost.model.preparing import prepare
 from jboost.model.scores import code_columns, read_trees, to_host
@@ -41,6 +52,7 @@ from jboost.numerics.arrays import flush_denormals
 from jboost.tables.categories import goes_left
 from jboost.tables.frames import read_offset
 from jboost.tables.sparse import is_sparse
+from jboost.trees.tree import Slopes, clip_values, find_terms
 
 _BLOCK_CELLS = 2**21  # numbers in one array of a block of rows: 8 MiB
 _DEEPEST = 255  # kMaxShapDepth
@@ -65,6 +77,8 @@ def make_points(max_depth: int, num_features: int) -> Points:
 class Edges(NamedTuple):
     """A tree of M nodes, each described by the edge that leads to it.
 
+    Linear terms are nodes below their leaves. Their edges stay open for all rows.
+
     An edge is "open" for the rows that follow the path at all splits on the edge's
     feature from the root to this edge, and "shut" for other rows.
 
@@ -73,7 +87,8 @@ class Edges(NamedTuple):
       parent: the parent; 0 for the root and for nodes that no edge leads to.
       above: the nearest node above with an edge that tests the same feature, or the
         root. The edge of the root counts as open for all rows.
-      value: the leaf value; 0 for other nodes.
+      is_term: whether the node is a linear term.
+      value: the value of a leaf or a term, for all rows or for each; 0 for other nodes.
       share: the fraction of the parent's cover.
       gain_open, gain_shut: factors of the edge in the product: ``gain_open`` applies if
         the edge is open, ``gain_shut`` if it is shut but ``above`` is open.
@@ -86,7 +101,8 @@ class Edges(NamedTuple):
     above: Int32[Array, " M"]
     feature: Int32[Array, " M"]
     is_left: Bool[Array, " M"]
-    value: Float[Array, " M"]
+    is_term: Bool[Array, " M"]
+    value: Float[Array, "M #N"]
     share: Float[Array, " M"]
     gain_open: Float[Array, "M P"]
     gain_shut: Float[Array, "M P"]
@@ -94,34 +110,40 @@ class Edges(NamedTuple):
     change_shut: Float[Array, "M P"]
 
 
+# The linear terms of the leaves, and the ranges of the features; None: no terms.
+Linear = tuple[Slopes, Float[Array, "F 2"]] | None
+
+
 def explain(
     rows: Rows,
     trees: Trees,
     leaf_value: Float[Array, "R K L"],
     cover: Float[Array, "R K L"],
+    linear: Linear,
     *,
     max_depth: int,
     pairs: bool,
 ) -> Float[Array, "N *F K"]:
     """Computes Shapley values [N, F, K], or interactions [N, F, F, K] of ``pairs``."""
-    points = make_points(max_depth, rows.num_features)
+    points = make_points(max_depth + (linear is not None), rows.num_features)
     # The CPU kernels recurse over the tree, which limits its depth.
     cpu = None if max_depth > _DEEPEST else partial(_run_kernel, call)
     sizes: Any = dict(points=points, max_depth=max_depth, pairs=pairs)
     run = choose(cpu=cpu, xla=_explain_in_xla, **sizes)
-    return run(rows, trees, (leaf_value, cover))
+    return run(rows, trees, (leaf_value, cover), linear)
 
 
-def _run_kernel(run, rows, trees, leaves, points, max_depth, pairs):
+def _run_kernel(run, rows, trees, leaves, linear, points, max_depth, pairs):
     """Computes :func:`explain` by native/shap.h, up to rounding."""
     features = [rows.num_features] * (1 + pairs)
     result = floats(rows.num_rows, *features, leaves[0].shape[1])
     return run_trees(
-        run, "shap", result, rows, trees, (leaves, points), max_depth, pairs=int(pairs)
-    )
+        run, "shap", result, rows, trees, (leaves, points, linear), max_depth,
+        pairs=int(pairs),
+    )  # fmt: skip
 
 
-def _explain_in_xla(rows, trees, leaves, *, points, max_depth, pairs):
+def _explain_in_xla(rows, trees, leaves, linear, *, points, max_depth, pairs):
     """Computes :func:`explain` in plain XLA; this is the reference for the kernels.
 
     Processes rows in blocks to bound memory. Each block needs arrays [M, P, rows] and,
@@ -130,9 +152,15 @@ def _explain_in_xla(rows, trees, leaves, *, points, max_depth, pairs):
     """
     num_features = rows.num_features
     columns = flush_denormals(rows.matrix()).T
-    cells = points.abscissa.size * 2 ** (max_depth + 1)
+    num_nodes = 2 ** (max_depth + 1)
     if trees.left_child is not None:
-        cells = points.abscissa.size * trees.feature.shape[2]
+        num_nodes = trees.feature.shape[2]
+    none: Any = (None, None)
+    slopes, ranges = linear or none
+    levels = max_depth + (slopes is not None)
+    if slopes is not None:
+        num_nodes += math.prod(slopes.feature.shape[2:])
+    cells = points.abscissa.size * num_nodes
     if pairs:
         cells = max(cells, num_features**2 * leaves[0].shape[1])
     size = max(1, min(rows.num_rows, _BLOCK_CELLS // cells))
@@ -141,14 +169,24 @@ def _explain_in_xla(rows, trees, leaves, *, points, max_depth, pairs):
     num_rounds, num_scores = leaves[0].shape[:2]
 
     def explain_block(block):
+        clipped: Any = None if slopes is None else clip_values(block, ranges)
+
         def add_tree(total, step):
-            score, tree, value, cover = step
-            own = _explain_tree(tree, value, cover, block, points, max_depth, pairs)
+            score, tree, slopes, value, cover = step
+            terms = None
+            if slopes is not None:
+                each = jax.tree.map(lambda part: part[:, None], slopes)
+                terms = find_terms(each, lambda feature: clipped[feature[:, 0]])
+                terms = slopes.feature, jnp.stack(terms, axis=1)
+            edges = _make_edges(tree, value, cover, terms, points, levels)
+            open_, product = _go_down(edges, _decide(tree, block), points)
+            run = _add_pairs if pairs else _add_values
+            own = run(edges, open_, product, num_features, levels)
             return total.at[score].add(own), None
 
         # A scan, not vmap over trees: vmap would turn the updates of single nodes
         # into scatters, which are slow.
-        own = trees.of_scores(num_scores), *leaves
+        own = *repeat_trees((trees, slopes), num_scores), *leaves
         flat = jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), own)
         score = jnp.tile(jnp.arange(num_scores, dtype=jnp.int32), num_rounds)
         shape = (num_features,) * (2 if pairs else 1)
@@ -173,7 +211,7 @@ def _mean_values(trees, leaf_value, cover, *, max_depth):
 
         return jax.lax.fori_loop(0, max_depth, gather, value)[0]
 
-    trees = trees.of_scores(leaf_value.shape[1])
+    trees = repeat_trees(trees, leaf_value.shape[1])
     return jnp.sum(jax.vmap(jax.vmap(mean))(trees, leaf_value, cover), axis=0)
 
 
@@ -239,15 +277,35 @@ def _to_children(links, values, child):
     return jnp.zeros_like(values).at[index].set(values, mode="drop")
 
 
-def _make_edges(tree, leaf_value, leaf_cover, points, max_depth):
-    """Computes the Edges of one tree."""
+def _make_edges(tree, leaf_value, leaf_cover, terms, points, max_depth):
+    """Computes the Edges of one tree.
+
+    ``terms`` are the features [L, P] and the values [L, P, N] of linear terms, or None.
+    Their edges count in ``max_depth``.
+    """
     links = _link(tree, leaf_value, leaf_cover)
     node = jnp.arange(links.left.shape[0], dtype=jnp.int32)
     parent = _to_children(links, node, links.left)
     parent += _to_children(links, node, links.right)
-    has_edge = (links.left[parent] == node) | (links.right[parent] == node)
-    has_edge &= node > 0
+    is_left = links.left[parent] == node
+    has_edge = (is_left | (links.right[parent] == node)) & (node > 0)
     feature, share = links.feature[parent], _shares(links, max_depth)
+    value = jnp.where(has_edge | (node == 0), links.value, 0)[:, None]
+    is_term = jnp.zeros(node.shape, bool)
+    if terms is not None:
+        of_terms, given = terms
+        leaves = node[-len(given) :]
+        known = links.is_leaf & (has_edge | (node == 0))
+        given = jnp.where(known[leaves, None, None], given, 0)
+        given = given.reshape(-1, given.shape[2])
+        value = jnp.broadcast_to(value, (len(value), given.shape[1]))
+        value = jnp.concatenate([value, given])
+        parent = jnp.concatenate([parent, jnp.repeat(leaves, of_terms.shape[1])])
+        feature = jnp.concatenate([feature, jnp.maximum(of_terms, 0).reshape(-1)])
+        widths = ((0, of_terms.size),)
+        is_left, share = jnp.pad(is_left, widths), jnp.pad(share, widths)
+        is_term = jnp.pad(is_term, widths, constant_values=True)
+        node = jnp.arange(len(parent), dtype=jnp.int32)
 
     def climb(_, state):
         """Moves up one edge, until an edge tests the same feature; counts depth."""
@@ -272,8 +330,9 @@ def _make_edges(tree, leaf_value, leaf_cover, points, max_depth):
         parent=parent,
         above=above,
         feature=feature,
-        is_left=links.left[parent] == node,
-        value=jnp.where(has_edge | (node == 0), links.value, 0),
+        is_left=is_left,
+        is_term=is_term,
+        value=value,
         share=share,
         gain_open=factor / last,
         gain_shut=part * (1 - t) / last,
@@ -282,14 +341,6 @@ def _make_edges(tree, leaf_value, leaf_cover, points, max_depth):
         change_open=(before - part) / (factor * last),
         change_shut=-1 / ((1 - t) * last),
     )
-
-
-def _explain_tree(tree, leaf_value, cover, columns, points, max_depth, pairs):
-    """Returns the contributions of one tree, [F, N] or [F, F, N]."""
-    edges = _make_edges(tree, leaf_value, cover, points, max_depth)
-    open_, product = _go_down(edges, _decide(tree, columns), points)
-    run = _add_pairs if pairs else _add_values
-    return run(edges, open_, product, columns.shape[0], max_depth)
 
 
 def _decide(tree, columns):
@@ -315,7 +366,8 @@ def _go_down(edges, left, points):
     def step(state, node):
         open_, product = state
         parent, above = edges.parent[node], open_[edges.above[node]]
-        own = above & (left[parent] == edges.is_left[node])
+        goes_on = edges.is_term[node] | (left[parent] == edges.is_left[node])
+        own = above & goes_on
         gain = jnp.where(
             own[None], edges.gain_open[node][:, None], edges.gain_shut[node][:, None]
         )
@@ -349,7 +401,7 @@ def _add_values(edges, open_, product, num_features, max_depth):
         return (values, sums.at[edges.parent[node]].add(sums[node])), None
 
     values = vary(jnp.zeros((num_features, open_.shape[1]), jnp.float32), product)
-    sums = product * edges.value[:, None, None]
+    sums = product * edges.value[:, None]
     return jax.lax.scan(step, (values, sums), edges.order, reverse=True)[0][0]
 
 
@@ -383,7 +435,7 @@ def _add_pairs(edges, open_, product, num_features, max_depth):
     start = (
         vary(jnp.zeros((num_features, num_features, size), jnp.float32), product),
         vary(jnp.zeros((num_features, size), jnp.float32), product),
-        product * edges.value[:, None, None],
+        product * edges.value[:, None],
     )
     halves, values, _ = jax.lax.scan(step, start, edges.order, reverse=True)[0]
     return fill_diagonal(halves + jnp.swapaxes(halves, 0, 1), values)
@@ -438,9 +490,12 @@ def shap_values(
 
         phi_i = sum over S without i of |S|! (F - |S| - 1)! / F! (f(S + i) - f(S))
 
+    A linear leaf gives its leaf value plus those of its linear terms that belong to
+    features in S. The terms do not change ``base``.
+
     Law: ``values.sum(axis=1) + base`` equals ``predict(model, x)``. Both are float32
     sums, which differ by less than 2^-20 of the sum over trees of the largest leaf
-    value (measured with 50 to 1,000 trees: 2^-23 to 2^-21.6).
+    value, linear terms included (measured with 50 to 1,000 trees: 2^-23 to 2^-21.6).
 
     Args:
       model: a model from :func:`jboost.fit` or :func:`jboost.cart.fit_tree`.
@@ -609,10 +664,11 @@ def _explain_on_host(model, rows, pairs):
     rows, trees = read_trees(model := to_host(model), rows)
     if rows.codes is not None:
         rows = borrow_rows(np.asarray(code_columns(rows)).T)
-    points = make_points(model.max_depth, rows.num_features)
+    linear, depth = _read_linear(model), model.max_depth
+    points = make_points(depth + (linear is not None), rows.num_features)
     found = _run_kernel(
-        call_on_host, rows, trees, (model.leaf_value, model.sums.weight), points,
-        model.max_depth, pairs,
+        call_on_host, rows, trees, (model.leaf_value, model.sums.weight), linear,
+        points, depth, pairs,
     )  # fmt: skip
     return found[..., 0] if model.init_score.ndim == 0 else found
 
@@ -624,10 +680,14 @@ def _explain_matrix(pairs, model, matrix):
         coded: Any = code_columns(rows)
         rows = as_rows(coded.T)
     found = explain(
-        rows, trees, model.leaf_value, model.sums.weight, max_depth=model.max_depth,
-        pairs=pairs,
+        rows, trees, model.leaf_value, model.sums.weight, _read_linear(model),
+        max_depth=model.max_depth, pairs=pairs,
     )  # fmt: skip
     return found[..., 0] if model.init_score.ndim == 0 else found
+
+
+def _read_linear(model):
+    return None if model.slopes is None else (model.slopes, model.ranges)
 
 
 def _mean_score(model):

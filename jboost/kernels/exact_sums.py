@@ -39,8 +39,8 @@ from jboost.kernels.cuda_launch import (
     launch,
     sum_keys,
 )
-from jboost.kernels.float_bits import exponent_above, power_of_two
 from jboost.kernels.library import choose
+from jboost.kernels.xla import exponent_above, power_of_two
 
 _BITS = 38  # bits of a multiple
 _TIMES_BITS = 8  # additional bits for a term that counts several times

@@ -52,13 +52,14 @@ class Trees(NamedTuple):
     left_codes: UInt32[Array, "R S I W"] | None = None
     left_child: Int32[Array, "R S I"] | None = None
 
-    def of_scores(self, num_scores: int) -> "Trees":
-        """Returns a tree for each score; one that all scores share is repeated."""
 
-        def repeat(array):
-            return jnp.broadcast_to(array, (len(array), num_scores, *array.shape[2:]))
+def repeat_trees(parts: Any, num_scores: int) -> Any:
+    """Returns the parts of trees, [R, S, ...], for each score, [R, K, ...]."""
 
-        return jax.tree.map(repeat, self)
+    def repeat(array):
+        return jnp.broadcast_to(array, (len(array), num_scores, *array.shape[2:]))
+
+    return jax.tree.map(repeat, parts)
 
 
 @jax.tree_util.register_dataclass
@@ -107,13 +108,16 @@ def _require(array):
     return np.require(array, requirements=("C", "A"))
 
 
-def find_scores(rows, trees, leaf_value, init_score, *, max_depth, staged):
-    """Computes the scores [N, K] on a CPU; after each round [R, N, K] if ``staged``."""
+def find_scores(rows, trees, leaf_value, init_score, *linear, max_depth, staged):
+    """Computes the scores [N, K] on a CPU; after each round [R, N, K] if ``staged``.
+
+    ``linear`` are the slopes of the leaves and the ranges of the features, if any.
+    """
     num_rounds, num_scores = leaf_value.shape[:2]
     name, shape = "predict", (rows.num_rows, num_scores)
     if staged:
         name, shape = "staged_predict", (num_rounds, *shape)
-    values = leaf_value, init_score
+    values = leaf_value, init_score, *linear
     return run_trees(call, name, floats(*shape), rows, trees, values, max_depth)
 
 
@@ -221,6 +225,7 @@ class ReadyModel:
         rows: Rows,
         max_depth: int,
         *,
+        linear: tuple[Any, ...] = (),
         index: np.ndarray | None = None,
         absent: str | None = None,
     ) -> None:
@@ -229,10 +234,12 @@ class ReadyModel:
         Args:
           init_score: [] or [K].
           rows: an empty matrix with the codes of the model's categories.
+          linear: feature, slope and center of the terms of the leaves, and the ranges
+            of the features; empty if leaves are constant.
           index: the feature of each column of sparse rows, F or more if unused.
           absent: the cells that sparse rows do not store: "missing" or "zero".
         """
-        values = leaf_value, init_score.reshape(-1)
+        values = leaf_value, init_score.reshape(-1), *linear
         operands = [_require(a) for a in (*_list_operands(rows, trees), *values)]
         address = call_on_host(
             "open_model", jax.ShapeDtypeStruct((2,), np.uint32), *operands, by_column=0,

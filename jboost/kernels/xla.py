@@ -1,11 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Histograms in plain XLA: the definition, and the fallback on every platform."""
+"""Plain XLA: histograms, the definition and the fallback; exact float32 operations."""
+
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Int32
+import numpy as np
+from jaxtyping import Array, ArrayLike, Bool, Float, Int32
 
 _MOST_CELLS = 2**25  # cells that one scatter adds on a GPU
+_LARGEST = float(np.finfo(np.float32).max)
 _MOST_SUMS = 2**14  # sums in a feature's table, including its copies
 
 
@@ -100,3 +104,41 @@ def segment_sum(values, key, num_segments):
         )
         sums.append(total)
     return sums[0] if len(sums) == 1 else jnp.concatenate(sums, axis=1)
+
+
+def power_of_two(exponent):
+    """Returns 2^exponent for -126 <= exponent <= 127; exp2 is not exact everywhere."""
+    return ((exponent + 127) << 23).view(np.float32)
+
+
+def exponent_above(value):
+    """Returns the e with 2^(e-1) <= value < 2^e, for normal positive values."""
+    return (value.view(np.int32) >> 23) - 126
+
+
+def ordered_bits(x):
+    """Maps float32 to uint32 of the same order; -0 comes just before 0."""
+    bits = x.view(np.uint32)
+    flip = _module(x).where(bits >> 31 != 0, np.uint32(2**32 - 1), np.uint32(2**31))
+    return bits ^ flip
+
+
+def from_ordered_bits(ordered):
+    """Inverts :func:`ordered_bits`."""
+    above = ordered >> 31 != 0
+    flip = _module(ordered).where(above, np.uint32(2**31), np.uint32(2**32 - 1))
+    return (ordered ^ flip).view(np.float32)
+
+
+def _module(x):
+    return jnp if isinstance(x, jax.Array) else np
+
+
+def round_alone(product: Float[ArrayLike, "*n"]) -> Any:
+    """Returns a product that XLA does not contract with a sum into one FMA.
+
+    It does so in some programs and not in others, by where the other summand comes
+    from. The clip changes no finite number.
+    """
+    numpy: Any = np if isinstance(product, np.ndarray) else jnp
+    return numpy.clip(product, -_LARGEST, _LARGEST)

@@ -22,8 +22,7 @@ from jboost.numerics.arrays import is_large_elsewhere
 from jboost.tables.categories import Categories, column_values
 from jboost.tables.frames import Schema
 from jboost.tables.sparse import Absent
-from jboost.trees.slopes import find_ranges
-from jboost.trees.tree import CATEGORICAL, BoostedTrees, LeafSums, Slopes
+from jboost.trees.tree import CATEGORICAL, BoostedTrees, LeafSums, Slopes, find_ranges
 
 _FEW, _OFTEN = 2**10, 16  # numbers in a small result; results of the same shape
 _MANY_BYTES = 2**21  # from this size on, compiling a slice is faster than copying

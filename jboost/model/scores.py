@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Scores, scores by round, and leaves of rows that have been checked.
 
-Scores are linear in leaf values and initial scores, and differentiable in them. Rows of
-a ReadyModel go directly to the CPU kernels, so that no number of rows triggers a
-compilation. Other rows go through compiled programs.
+Scores are linear in leaf values and initial scores, and differentiable in them; with
+linear leaves they are differentiable in slopes and rows as well. Rows of a ReadyModel
+go directly to the CPU kernels, so that no number of rows triggers a compilation. Other
+rows go through compiled programs.
 """
 
 from collections.abc import Callable
@@ -26,7 +27,7 @@ from jboost.kernels.prediction import ReadyModel, Rows, Trees, as_rows
 from jboost.model.ensemble import find_sharding, place
 from jboost.numerics.arrays import flush_denormals, pad_rows
 from jboost.tables.categories import Categories, encode, goes_left
-from jboost.trees.slopes import clip_values, evaluate
+from jboost.trees.tree import clip_values, evaluate
 
 _LINKED_ROWS = 64, 2**18  # smallest and largest block for inverse links
 
@@ -57,7 +58,8 @@ def make_ready(model: Any, **sparse: Any) -> ReadyModel:
     rows = Rows(np.zeros(0, np.float32), 0, model.num_features)
     rows, trees = read_trees(model, rows)
     values = model.leaf_value, model.init_score
-    return ReadyModel(trees, *values, rows, model.max_depth, **sparse)
+    linear = () if model.slopes is None else (*model.slopes, model.ranges)
+    return ReadyModel(trees, *values, rows, model.max_depth, linear=linear, **sparse)
 
 
 def to_host(model: Any) -> Any:
@@ -74,14 +76,16 @@ def to_host(model: Any) -> Any:
 def _score_matrix(staged, model, rows, offset):
     values = (model.leaf_value, model.init_score.reshape(-1))
     rows, trees = read_trees(model, rows)
-    slopes = None if model.slopes is None else (model.slopes, model.ranges)
+    linear = None if model.slopes is None else (model.slopes, model.ranges)
+    depth = model.max_depth
+    run, find = _choose_scores(staged, depth, linear), _choose_leaves(depth)
     # The reference is differentiable itself.
-    if slopes is not None or current_implementation() == "xla":
-        scores = _scores_in_xla(staged, model.max_depth, values, trees, rows, slopes)
-    else:
-        depth = model.max_depth
-        run, find = _choose_scores(staged, depth), _choose_leaves(depth)
+    if current_implementation() == "xla":
+        scores = _scores_in_xla(staged, depth, values, trees, rows, linear)
+    elif linear is None:
         scores = _scores(run, find, staged, values, trees, rows)
+    else:
+        scores = _linear_scores(run, staged, depth, values, trees, rows, linear)
     if offset is not None:
         scores += offset[None] if staged else offset
     return scores[..., 0] if model.init_score.ndim == 0 else scores
@@ -212,17 +216,23 @@ def _choose_leaves(depth):
     return choose(cpu=cpu, cuda=on_gpu, xla=in_xla, max_depth=depth)
 
 
-def _choose_scores(staged, depth):
-    """Returns the function of rows, trees and values that computes the scores."""
+def _choose_scores(staged, depth, linear):
+    """Returns the function that computes the scores.
 
-    def in_xla(rows, trees, *values, staged, max_depth):
-        return _scores_in_xla(staged, max_depth, values, trees, rows)
+    Its arguments are rows, trees, the two values, and the parts of ``linear``. The GPU
+    kernel takes constant leaves only.
+    """
+
+    def in_xla(rows, trees, leaf_value, init_score, *linear, staged, max_depth):
+        values = leaf_value, init_score
+        return _scores_in_xla(staged, max_depth, values, trees, rows, linear or None)
 
     def on_gpu(rows, *others, **sizes):
         return prediction.find_scores_on_gpu(code_columns(rows), *others, **sizes)
 
     cpu, sizes = prediction.find_scores, dict(max_depth=depth, staged=staged)
-    return choose(cpu=cpu, cuda=on_gpu, xla=in_xla, **sizes)
+    cuda = on_gpu if linear is None else None
+    return choose(cpu=cpu, cuda=cuda, xla=in_xla, **sizes)
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0, 1, 2))
@@ -248,6 +258,21 @@ def _change_scores(run, find, staged, primals, tangents):
     size = rows.num_rows
     change = _add_rounds(staged, size, tangents[0], by_round, lambda leaf: leaf, leaves)
     return _scores(run, find, staged, values, trees, rows), change
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(0, 1, 2))
+def _linear_scores(run, staged, depth, values, trees, rows, linear):
+    """Returns the scores of trees with linear leaves; see ``_scores``."""
+    del staged, depth
+    return run(rows, trees, *values, *linear)
+
+
+@_linear_scores.defjvp
+def _change_linear_scores(run, staged, depth, primals, tangents):
+    """Differentiates in values, slopes and rows: plain XLA computes the change."""
+    in_xla = partial(_scores_in_xla, staged, depth)
+    _, change = jax.jvp(in_xla, primals, tangents)
+    return _linear_scores(run, staged, depth, *primals), change
 
 
 def _scores_in_xla(staged, depth, values, trees, rows, linear=None):
@@ -292,7 +317,7 @@ def _add_rounds(
     """Adds leaf values round by round; ``find(step)`` returns the leaves [S, N].
 
     ``varying`` are the arrays that the leaves depend on. ``give(value, step, leaf)``
-    returns what the leaves give to each row, [K, N].
+    returns the values of the leaves for each row, [K, N].
     """
     leaf_value, init_score = values
 

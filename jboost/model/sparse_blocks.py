@@ -124,7 +124,9 @@ def keep_used_features(model: Ensemble) -> tuple[Ensemble, np.ndarray, int]:
     of columns; and that number, padded so that models share compiled programs.
     """
     feature, split = np.asarray(model.feature), np.asarray(model.is_split)
-    used = np.unique(feature[split])
+    terms = None if model.slopes is None else np.asarray(model.slopes.feature)
+    in_terms = feature[:0] if terms is None else terms[terms >= 0]
+    used = np.union1d(feature[split], in_terms)
     width = padded_size(len(used), least=8)
     index = np.full(model.num_features, width, np.int32)
     index[used] = np.arange(len(used))
@@ -137,6 +139,12 @@ def keep_used_features(model: Ensemble) -> tuple[Ensemble, np.ndarray, int]:
             codes=np.asarray(categories.codes)[kept],
             features=tuple(index[np.array(categories.features)[kept]].tolist()),
         )
+    if terms is not None:
+        kept = np.where(terms < 0, -1, index[terms])
+        ranges = np.zeros((width, 2), np.float32)
+        ranges[: len(used)] = np.asarray(model.ranges)[used]
+        slopes = model.slopes._replace(feature=jax.device_put(kept))
+        model = replace(model, slopes=slopes, ranges=jax.device_put(ranges))
     model = replace(
         model, feature=feature, num_features=width, feature_names=None, sums=None,
         categories=categories, wide_threshold=None,

@@ -17,7 +17,7 @@ from jaxtyping import Array, Float, Int32
 from jboost.entry.checks import refuse_mask
 from jboost.entry.context import is_on_cpu
 from jboost.entry.programs import compiled
-from jboost.kernels.float_bits import from_ordered_bits, ordered_bits
+from jboost.kernels.xla import from_ordered_bits, ordered_bits
 
 _TINY = float(np.finfo(np.float32).tiny)  # smaller magnitudes are denormal
 Floats = TypeVar("Floats", Array, np.ndarray)

@@ -10,12 +10,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jaxtyping import Array, ArrayLike, Bool, Float
+from jaxtyping import Array, Bool, Float
 
 from jboost.entry.stages import may_be_differentiated
-
-_LARGEST = float(np.finfo(np.float32).max)
 
 
 def differentiable(
@@ -98,13 +95,3 @@ def square_root(values: Float[Array, "..."]) -> Float[Array, "..."]:
 def _derive_root(root, operands, tangents):
     del operands
     return tangents[0] / jnp.where(root > 0, 2 * root, jnp.inf)
-
-
-def round_alone(product: Float[ArrayLike, "*n"]) -> Any:
-    """Returns a product that XLA does not contract with a sum into one FMA.
-
-    It does so in some programs and not in others, by where the other summand comes
-    from. The clip changes no finite number.
-    """
-    numpy: Any = np if isinstance(product, np.ndarray) else jnp
-    return numpy.clip(product, -_LARGEST, _LARGEST)

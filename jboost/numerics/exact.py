@@ -19,8 +19,8 @@ from jaxtyping import Array, Bool, Float, Int, Int32, Shaped, UInt8, UInt32
 
 from jboost.entry.collectives import current_shards, exchange, most, total
 from jboost.kernels import exact_sums
-from jboost.kernels.float_bits import exponent_above, power_of_two
 from jboost.kernels.library import choose
+from jboost.kernels.xla import exponent_above, power_of_two
 from jboost.numerics.derivatives import differentiable, weigh
 from jboost.numerics.random import hash_words
 

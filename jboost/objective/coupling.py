@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Array, ArrayLike, Bool, Float, Int32
 
 from jboost.entry.stages import elementwise, for_branches, repeat_while, stage
-from jboost.numerics.derivatives import round_alone
+from jboost.kernels.xla import round_alone
 from jboost.objective.curvature import summarize_information
 from jboost.objective.evaluation import (
     Coupling,

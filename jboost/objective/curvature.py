@@ -16,7 +16,7 @@ from jaxtyping import Array, ArrayLike, Bool, Float, Int32, UInt32
 
 from jboost.entry.collectives import exchange, first_row, some
 from jboost.entry.stages import runs_in_stages, stage
-from jboost.kernels.float_bits import exponent_above, power_of_two
+from jboost.kernels.xla import exponent_above, power_of_two
 from jboost.numerics.derivatives import square_root
 from jboost.numerics.exact import sum_each, sum_guessed
 from jboost.numerics.random import derive_seeds

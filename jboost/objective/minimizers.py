@@ -35,7 +35,7 @@ from jboost.entry.stages import (
     stage,
     unless_idle,
 )
-from jboost.kernels.float_bits import exponent_above, power_of_two
+from jboost.kernels.xla import exponent_above, power_of_two
 from jboost.numerics.arrays import middle_float
 from jboost.numerics.derivatives import differentiable
 from jboost.numerics.exact import sum_rows

@@ -22,9 +22,8 @@ import numpy as np
 from jaxtyping import Array, ArrayLike, Bool, Float, Int8, Int32
 
 from jboost.entry.stages import elementwise, for_branches, is_any, repeat_while
-from jboost.kernels.float_bits import power_of_two
+from jboost.kernels.xla import power_of_two, round_alone
 from jboost.numerics.arrays import middle_float
-from jboost.numerics.derivatives import round_alone
 
 GROWTH = 16.0  # factor from one probe to the next while bracketing
 _TURNS = 128  # iterations after the probes; bisection alone needs 2 * 32

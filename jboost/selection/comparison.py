@@ -190,10 +190,16 @@ def compare(
     padded = all(may_pad_rows(each, request.groups) for each in bound)
     by, metrics = read_by(request.by, check_metrics(request.metrics))
     request, grouped = _read_groups(request, bound, settings.num_scores)
-    given, study = _make_study(request, settings, padded, by, tuple(metrics), grouped)
+    each_settings = [
+        settings.replace(**{name: point[name] for name in point if name in SWEPT})
+        for point in points
+    ]
+    # The rows hold values if a point has linear leaves.
+    basis = next((own for own in each_settings if own.linear_leaves), settings)
+    given, study = _make_study(request, basis, padded, by, tuple(metrics), grouped)
     made = []
     for index, (each, point) in enumerate(zip(bound, points, strict=True)):
-        own = settings.replace(**{name: point[name] for name in point if name in SWEPT})
+        own = each_settings[index]
         name = f" of points[{index}], {point}" if point else ""
         made.append(_make_point(name, each, own, given, study, metrics))
     if study.by.name == "loss" and not all(same_loss(made[0], each) for each in made):

@@ -145,7 +145,7 @@ def find_leaves(
 
 
 class Leaves(NamedTuple):
-    """What the leaves of some rounds give to the rows."""
+    """The values and slopes of the leaves of some rounds."""
 
     leaf_value: Float[Array, "R K L"]
     slopes: Slopes | None

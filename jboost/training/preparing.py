@@ -55,7 +55,7 @@ from jboost.training.rows import (
     make_sets,
     padded_columns,
 )
-from jboost.trees.slopes import find_ranges
+from jboost.trees.tree import find_ranges
 
 
 class TrainingRows(NamedTuple):
@@ -125,7 +125,8 @@ def prepare_rows(request: FitRequest) -> Prepared:
         model = replace(model, absent=bins.absent)
     sets = make_sets(
         request.sets, bins, training.schema._replace(names=names), rows, num_scores,
-        request.padded, training.with_offset, request.loss, training.ranges,
+        request.padded, training.with_offset, loss=request.loss,
+        ranges=training.ranges,
     )  # fmt: skip
     parts = [rows, *sets.values()]
     groups = [part.data.groups for part in parts]

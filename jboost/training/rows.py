@@ -259,7 +259,7 @@ def join_rows(
     if parts[0].data.values is None:
         return joined
     tables = [part.fetch(part.data.values) for part in parts]
-    return joined.with_values(join(*tables), np.float32([[-np.inf, np.inf]]))
+    return joined.with_values(join(*tables), np.array([[-np.inf, np.inf]], np.float32))
 
 
 def put_grouped_rows(
@@ -372,6 +372,7 @@ def make_sets(
     num_scores: int,
     padded: bool,
     with_offset: bool,
+    *,
     loss: Any = None,
     ranges: Any = None,
 ) -> dict[str, PaddedRows]:

@@ -49,7 +49,7 @@ from jboost.training.sharded import compile_for_rows, compile_start
 from jboost.trees.initial import (
     START_RULES,
     MedianStart,
-    Slopes,
+    RowCounts,
     count_group_slopes,
     count_slopes,
     is_unbounded,
@@ -331,7 +331,7 @@ def _find_curvature(problem, sums):
     return float(np.max(np.asarray(total) / unit))
 
 
-def _count_slopes(problem, rows, state) -> Slopes:
+def _count_slopes(problem, rows, state) -> RowCounts:
     static = (_idleness_program, problem.loss, problem.method.curvature)
     run: Any = compiled(*static)
     if rows.spread is not None:

@@ -59,7 +59,7 @@ _PROBES = 6  # distances of the compared losses, 1/16 to 16^4 times the score
 _BESIDE = 2.0**-10  # times 1 + |minimizer|: where the loss must be defined, too
 
 
-class Slopes(NamedTuple):
+class RowCounts(NamedTuple):
     """Numbers of rows that a tree can or cannot learn from, all of positive weight.
 
     Attributes:
@@ -83,7 +83,7 @@ def count_slopes(
     slopes: Float[Array, "K N"],
     scores: Float[Array, "K N"],
     weights: Float[Array, " N"],
-) -> Slopes:
+) -> RowCounts:
     """Counts the rows that ``slopes`` at some scores leave nothing to learn from."""
     minimizer, known = objective.minimizer, None
     here = loss_values(objective, scores)
@@ -97,14 +97,14 @@ def count_slopes(
 
 def count_group_slopes(
     slopes: Float[Array, "K N"], weights: Float[Array, " N"]
-) -> Slopes:
+) -> RowCounts:
     """Counts rows as :func:`count_slopes`, for a loss of groups: no row is settled."""
     counts = weights > 0
     flat = jnp.all(slopes == 0, axis=0)
     lost = ~jnp.all(jnp.isfinite(slopes), axis=0)
     none = jnp.zeros_like(counts)
     rows = jnp.stack([counts, counts & lost, counts & flat, none])
-    return Slopes(*jnp.sum(rows, axis=1, dtype=jnp.int32))
+    return RowCounts(*jnp.sum(rows, axis=1, dtype=jnp.int32))
 
 
 @stage
@@ -119,7 +119,7 @@ def _count(slopes, weights, here, settled, curvature, known):
         known = jnp.all(jnp.isfinite(minimizer), axis=0)
         settled = jnp.where(known, here <= least + ROUNDING * jnp.abs(least), settled)
     rows = jnp.stack([counts, counts & lost, counts & flat, counts & flat & settled])
-    return Slopes(*total(jnp.sum(rows, axis=1, dtype=jnp.int32)))
+    return RowCounts(*total(jnp.sum(rows, axis=1, dtype=jnp.int32)))
 
 
 def _is_lowest(objective, scores, here):

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int32
 
-from jboost.numerics.derivatives import round_alone
+from jboost.kernels.xla import round_alone
 from jboost.trees.tree import Tree
 
 

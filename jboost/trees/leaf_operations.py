@@ -17,9 +17,8 @@ from jaxtyping import Array, Bool, Float, Int32
 
 from jboost.entry.collectives import current_shards, exchange, total
 from jboost.kernels.calls import call, floats, ints
-from jboost.kernels.float_bits import from_ordered_bits, ordered_bits
 from jboost.kernels.library import choose
-from jboost.kernels.xla import segment_sum
+from jboost.kernels.xla import from_ordered_bits, ordered_bits, segment_sum
 from jboost.numerics.derivatives import differentiable
 
 _LOW = 20  # bits of the lower half of a pair

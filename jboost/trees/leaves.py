@@ -20,7 +20,8 @@ from jaxtyping import Array, ArrayLike, Bool, Float, Int32
 
 from jboost.entry.collectives import current_shards, on_first_shard
 from jboost.entry.stages import elementwise, stage, switch
-from jboost.numerics.derivatives import differentiable, round_alone
+from jboost.kernels.xla import round_alone
+from jboost.numerics.derivatives import differentiable
 from jboost.numerics.exact import sum_changes, sum_channels, sum_rows
 from jboost.objective.evaluation import (
     Kinks,

@@ -13,8 +13,7 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, ArrayLike, Bool, Float, Int32
 
-from jboost.kernels.float_bits import exponent_above, power_of_two
-from jboost.numerics.derivatives import round_alone
+from jboost.kernels.xla import exponent_above, power_of_two, round_alone
 from jboost.trees.category_splits import CategoryLimits
 from jboost.trees.splitting import UNBOUNDED, ValueLimits
 

@@ -13,9 +13,6 @@ centered, the leaf value is that of a constant leaf. (Linear leaves for boosting
 al. 2019, "Gradient boosting with piece-wise linear regression trees".)
 """
 
-from collections.abc import Callable, Sequence
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -25,67 +22,15 @@ from jboost.entry.collectives import total
 from jboost.kernels import exact_sums
 from jboost.kernels.calls import call, floats, ints
 from jboost.kernels.exact_sums import split_weights
-from jboost.kernels.float_bits import exponent_above, power_of_two
 from jboost.kernels.library import choose
-from jboost.numerics.derivatives import round_alone
+from jboost.kernels.xla import exponent_above, power_of_two, round_alone
 from jboost.numerics.exact import sum_channels
 from jboost.trees.leaf_operations import add_values
-from jboost.trees.tree import CATEGORICAL, LeafSums, Slopes, Tree
+from jboost.trees.tree import CATEGORICAL, LeafSums, Slopes, Tree, evaluate
 
 MOST_TERMS = 6
 _RIDGE = 2.0  # rows of average curvature
 _ROWS_PER_TERM = 3  # at least, in a leaf with slopes
-
-
-def find_ranges(
-    thresholds: Float[Any, "F B-1"], categorical: Sequence[int] = ()
-) -> Float[Any, "F 2"]:
-    """Returns the least and greatest value of each feature in linear terms.
-
-    They lie beyond the outermost thresholds by s, half the distance between the 16 %
-    and the 84 % quantile of the thresholds, which is one standard deviation if the
-    values are normally distributed. The range of a categorical feature, and of one
-    with fewer than three thresholds, is empty: no leaf has a slope in it.
-    """
-    numpy: Any = np if isinstance(thresholds, np.ndarray) else jnp
-    count = numpy.sum(numpy.isfinite(thresholds), axis=1)
-
-    def quantile(percent):
-        place = ((count - 1).clip(0) * percent + 50) // 100
-        return numpy.take_along_axis(thresholds, place[:, None], axis=1)[:, 0]
-
-    low, high = quantile(0), quantile(100)
-    spread = (quantile(84) - quantile(16)) / 2
-    ends = numpy.stack([low - spread, high + spread], axis=1)
-    empty = (count < 3) | np.isin(np.arange(len(count)), np.array(categorical, int))
-    return numpy.where(empty[:, None], numpy.float32(0), ends)
-
-
-def clip_values(
-    columns: Float[Array, "F N"], ranges: Float[Array, "F 2"]
-) -> Float[Array, "F N"]:
-    """Clips the values of each feature to its range; NaN stays."""
-    return jnp.clip(columns, ranges[:, :1], ranges[:, 1:])
-
-
-def evaluate(
-    values: Float[Array, " L"],
-    slopes: Slopes,
-    leaf: Int32[Array, " N"],
-    read: Callable[[Int32[Array, " N"]], Float[Array, " N"]],
-) -> Float[Array, " N"]:
-    """Returns what the leaves of a tree give to each row: the definition.
-
-    ``read`` returns the clipped value of each row in a feature of its own.
-    """
-    value = values[leaf]
-    found, missing = value, jnp.zeros(leaf.shape, bool)
-    for term in range(slopes.feature.shape[1]):
-        feature, slope, center = (part[leaf, term] for part in slopes)
-        x, given = read(jnp.maximum(feature, 0)), feature >= 0
-        missing |= given & jnp.isnan(x)
-        found += jnp.where(given, round_alone(slope * (x - center)), 0.0)
-    return jnp.where(missing, value, found)
 
 
 def list_terms(
@@ -138,7 +83,7 @@ def fit_slopes(
     run = choose(cpu=_sum_products_natively, xla=_sum_products)
     found = total(
         run(
-            table, leaf, terms, middle, inverse, gradient, curvature, weights,
+            table, leaf, terms, (middle, inverse), (gradient, curvature, weights),
             jnp.stack(scales),
         )
     ).astype(jnp.float32)  # fmt: skip
@@ -170,15 +115,14 @@ def _choose_scale(total):
     return power_of_two(jnp.clip(exponent, -126, 126))
 
 
-def _sum_products(
-    table, leaf, terms, middle, inverse, gradient, curvature, weights, scales
-):  # fmt: skip
+def _sum_products(table, leaf, terms, scaling, rows, scales):
     """Sums h, h d_1, h d_1 d_1, h d_2, h d_2 d_1, ..., g, g d_1, ... by leaf: integers.
 
     ``scales`` are the units of g and h in each leaf. Rows that miss a value are left
     out.
     """
     feature = terms[leaf]
+    (middle, inverse), (gradient, curvature, weights) = scaling, rows
     place = jnp.maximum(feature, 0)
     x = jnp.take_along_axis(table, place, axis=1)
     scaled = jnp.where(feature >= 0, (x - middle[place]) * inverse[place], 0.0)
@@ -195,7 +139,7 @@ def _sum_products(
         products += [curved * one * other for other in each[: number + 1]]
     products += [steep * one for one in each]
     times = times.astype(jnp.int32)
-    whole = [jnp.round(product).astype(jnp.int32) * times for product in products]
+    whole = [product.astype(jnp.int32) * times for product in products]
     return exact_sums.sum_channels(leaf, None, *whole, num_groups=len(terms))
 
 

@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "linear.h"
 #include "scratch.h"
 
 namespace jboost {
@@ -329,11 +330,12 @@ void CodedEnsemble::CodeTrees(const Ensemble& model, const Run& run,
 }
 
 // Writes the rows [first, first + count) of a sparse matrix with all their cells.
-void FillRows(const Matrix& matrix, int64_t first, int64_t count, float* out) {
+void FillRows(const Matrix& matrix, int64_t first, int64_t count, int64_t stride,
+              float* out) {
   const SparseRows& sparse = *matrix.sparse;
   int64_t width = matrix.num_features;
-  std::fill(out, out + count * width, sparse.absent);
-  for (int64_t i = 0; i < count; ++i, out += width) {
+  for (int64_t i = 0; i < count; ++i, out += stride) {
+    std::fill(out, out + width, sparse.absent);
     for (int32_t at = sparse.starts[first + i]; at < sparse.starts[first + i + 1];
          ++at) {
       int32_t feature = sparse.index[sparse.places[at]];
@@ -342,36 +344,60 @@ void FillRows(const Matrix& matrix, int64_t first, int64_t count, float* out) {
   }
 }
 
-// Copies the rows [first, first + count) of a matrix row by row; adds zeros up to
-// `rows`.
+// Copies the rows [first, first + count) of a matrix row by row, at distance `stride`;
+// adds zeros up to `rows`.
 void CopyRows(const Matrix& matrix, int64_t first, int64_t count, int64_t rows,
-              float* out) {
+              int64_t stride, float* out) {
   int64_t width = matrix.num_features;
   if (matrix.sparse != nullptr) {
-    FillRows(matrix, first, count, out);
+    FillRows(matrix, first, count, stride, out);
   } else if (matrix.by_column) {
     for (int64_t i = 0; i < count; ++i) {
-      for (int64_t f = 0; f < width; ++f) out[i * width + f] = matrix.At(first + i, f);
+      for (int64_t f = 0; f < width; ++f) out[i * stride + f] = matrix.At(first + i, f);
     }
   } else {
-    std::memcpy(out, matrix.values + first * width, count * width * sizeof(float));
+    for (int64_t i = 0; i < count; ++i) {
+      std::memcpy(out + i * stride, matrix.values + (first + i) * width,
+                  width * sizeof(float));
+    }
   }
-  std::fill(out + count * width, out + rows * width, 0.0f);
+  std::fill(out + count * stride, out + rows * stride, 0.0f);
+}
+
+// Copies rows as nodes compare them: without denormals, categories as codes.
+void EncodeRows(const PredictLoops& loops, const Matrix& matrix, int64_t first,
+                int64_t count, int64_t rows, int64_t stride, float* out) {
+  CopyRows(matrix, first, count, rows, stride, out);
+  for (int64_t i = 0; i < count; ++i) {
+    float* x = out + i * stride;
+    for (int64_t f = 0; f < matrix.num_features; ++f) {
+      x[f] = std::fabs(x[f]) < kTiny ? 0.0f : x[f];
+    }
+  }
+  const Categories& categories = matrix.categories;
+  for (int64_t g = 0; g < categories.num_features; ++g) {
+    loops.encode(out + categories.features[g], stride, count,
+                 categories.codes + g * categories.num_values, categories.num_values);
+  }
 }
 
 // The memory of one task, for one block of rows at a time.
 struct Block {
-  Block(const CodedEnsemble& coded, const Matrix& matrix, int64_t width)
+  Block(const CodedEnsemble& coded, const Matrix& matrix, int64_t width, bool linear)
       : codes(coded.num_planes() * coded.block_rows()),
         columns(kTile * kBlockRows),
         scores(width * kBlockRows),
         leaves(std::max(kTile, kSharedTile) * kBlockRows),
+        stride(linear ? LinearLeaves::Stride(matrix.num_features) : 0),
+        clipped(stride * kBlockRows),
         copy(0),
         matrix(matrix) {}
 
   Scratch<int8_t> codes;
   Scratch<float> columns, scores;
   Scratch<int32_t> leaves;
+  int64_t stride;           // of the rows of `clipped`
+  Scratch<float> clipped;   // rows that the terms of linear leaves read
   std::vector<float> copy;  // of rows that cannot be read where they are
   const Matrix& matrix;
   int64_t first = 0, count = 0;  // rows of the matrix
@@ -386,7 +412,7 @@ struct Block {
       copy.clear();
     } else {
       copy.resize(rows * matrix.num_features);
-      CopyRows(matrix, first, count, rows, copy.data());
+      CopyRows(matrix, first, count, rows, matrix.num_features, copy.data());
     }
   }
 
@@ -462,20 +488,48 @@ void WriteLeaves(const int32_t* leaves, int64_t stride, int64_t first, int64_t c
   }
 }
 
+// Adds the linear leaves of a tree to the scores of a block.
+void AddLinearTree(const PredictLoops& loops, const Ensemble& model,
+                   const CodedTree& coded, const LinearLeaves& linear, int64_t tree,
+                   const Block& block) {
+  const LinearLoops& linear_loops = JBOOST_CHOOSE(LinearLoops);
+  int64_t together = model.scores_per_tree();
+  int32_t* leaves = block.leaves.get();
+  loops.find_leaves(coded, block.codes.get(), block.rows, leaves);
+  float* scores = block.scores.get() + tree % model.trees_per_round * kBlockRows;
+  for (int64_t k = 0; k < together; ++k) {
+    linear_loops.add(linear[tree * together + k], leaves, block.clipped.get(),
+                     block.stride, block.rows, scores + k * kBlockRows);
+  }
+}
+
+// `linear` is null if all leaves are constant.
 void ScoreBlock(const PredictLoops& loops, const Ensemble& model,
-                const CodedEnsemble& coded, const Block& block, const Answer& answer) {
+                const CodedEnsemble& coded, const LinearLeaves* linear,
+                const Block& block, const Answer& answer) {
   int64_t num_scores = model.num_scores, num_rows = block.matrix.num_rows;
   float* scores = block.scores.get();
+  if (linear != nullptr) {
+    float* x = block.clipped.get();
+    EncodeRows(loops, block.matrix, block.first, block.count, block.rows, block.stride,
+               x);
+    ClipRows(model.ranges, block.matrix.num_features, block.count, block.stride, x);
+  }
   std::fill(scores, scores + num_scores * kBlockRows, 0.0f);
   for (const Run& run : coded.runs()) {
     CodeBlock(loops, coded, run, block);
     for (int64_t round = run.first_round; round < run.last_round; ++round) {
-      for (int64_t k = 0; k < num_scores; ++k) {
-        int64_t tree = round * num_scores + k;
+      for (int64_t k = 0; k < model.trees_per_round; ++k) {
+        int64_t tree = round * model.trees_per_round + k;
         int8_t* codes = block.codes.get();
-        loops.add_tree(coded.Tree(loops, tree, block.rows, codes), codes, block.rows,
-                       model.leaf_value + (tree << model.max_depth),
-                       scores + k * kBlockRows);
+        CodedTree own = coded.Tree(loops, tree, block.rows, codes);
+        if (linear != nullptr && (model.shares_trees() || linear->has_terms(tree))) {
+          AddLinearTree(loops, model, own, *linear, tree, block);
+        } else {
+          loops.add_tree(own, codes, block.rows,
+                         model.leaf_value + (tree << model.max_depth),
+                         scores + k * kBlockRows);
+        }
       }
       if (answer.stages == nullptr) continue;
       WriteScores(model, scores, block.count,
@@ -584,8 +638,8 @@ void FindBlockLeaves(const PredictLoops& loops, const Ensemble& model,
 }
 
 void PredictOnCodes(const Pool& pool, const Ensemble& model, const CodedEnsemble& coded,
-                    const SharedValues* values, const Matrix& matrix,
-                    const Answer& answer) {
+                    const SharedValues* values, const LinearLeaves* linear,
+                    const Matrix& matrix, const Answer& answer) {
   const PredictLoops& loops = JBOOST_CHOOSE(PredictLoops);
   int64_t block_rows = coded.block_rows(), num_rows = matrix.num_rows;
   int64_t task_rows = num_rows / (8 * pool.num_threads) / block_rows * block_rows;
@@ -593,7 +647,7 @@ void PredictOnCodes(const Pool& pool, const Ensemble& model, const CodedEnsemble
   bool shared = values != nullptr && answer.leaves == nullptr;
   int64_t width = shared ? SharedValues::PaddedWidth(model) : model.num_scores;
   auto run = [&](int64_t task) {
-    Block block(coded, matrix, width);
+    Block block(coded, matrix, width, linear != nullptr);
     int64_t end = std::min((task + 1) * task_rows, num_rows);
     for (int64_t first = task * task_rows; first < end; first += block_rows) {
       block.Start(first, std::min(block_rows, end - first));
@@ -602,7 +656,7 @@ void PredictOnCodes(const Pool& pool, const Ensemble& model, const CodedEnsemble
       } else if (shared) {
         ScoreSharedBlock(loops, model, coded, *values, block, answer);
       } else {
-        ScoreBlock(loops, model, coded, block, answer);
+        ScoreBlock(loops, model, coded, linear, block, answer);
       }
     }
   };
@@ -612,7 +666,7 @@ void PredictOnCodes(const Pool& pool, const Ensemble& model, const CodedEnsemble
 // The memory of one task that walks, for one block of rows at a time.
 struct WalkBlock {
   int64_t rows, trees;  // of a block, and trees that are walked together
-  std::vector<float> x, scores;
+  std::vector<float> x, clipped, scores;
   std::vector<int32_t> leaves;
 
   WalkBlock(const Ensemble& model, const Matrix& matrix)
@@ -620,6 +674,7 @@ struct WalkBlock {
                                  std::min<int64_t>(64, matrix.num_rows))),
         trees(std::max<int64_t>(1, kTile / rows)),
         x(rows * matrix.num_features),
+        clipped(model.num_terms > 0 ? x.size() : 0),
         scores(model.num_scores * kBlockRows),
         leaves(rows * trees) {}
 };
@@ -627,15 +682,12 @@ struct WalkBlock {
 void WalkRows(const PredictLoops& loops, const Ensemble& model,
               const PackedNode* packed, const Matrix& matrix, int64_t first,
               int64_t count, WalkBlock* block, const Answer& answer) {
-  float* x = block->x.data();
-  CopyRows(matrix, first, count, count, x);
-  for (int64_t i = 0; i < count * matrix.num_features; ++i) {
-    x[i] = std::fabs(x[i]) < kTiny ? 0.0f : x[i];
-  }
-  const Categories& categories = matrix.categories;
-  for (int64_t g = 0; g < categories.num_features; ++g) {
-    loops.encode(x + categories.features[g], matrix.num_features, count,
-                 categories.codes + g * categories.num_values, categories.num_values);
+  int64_t width = matrix.num_features;
+  float *x = block->x.data(), *clipped = block->clipped.data();
+  EncodeRows(loops, matrix, first, count, count, width, x);
+  if (model.num_terms > 0) {
+    std::copy_n(x, count * width, clipped);
+    ClipRows(model.ranges, width, count, width, clipped);
   }
   int64_t num_scores = model.num_scores, num_trees = model.num_trees();
   int64_t together = model.scores_per_tree();
@@ -644,7 +696,7 @@ void WalkRows(const PredictLoops& loops, const Ensemble& model,
   for (int64_t tree = 0; tree < num_trees; tree += block->trees) {
     int64_t used = std::min(block->trees, num_trees - tree);
     int32_t* leaves = block->leaves.data();
-    loops.walk(model, packed, tree, used, x, count, matrix.num_features, leaves);
+    loops.walk(model, packed, tree, used, x, count, width, leaves);
     if (answer.leaves != nullptr) {
       WriteLeaves(leaves, count, first, count, tree, used, num_trees, answer.leaves);
       continue;
@@ -654,7 +706,10 @@ void WalkRows(const PredictLoops& loops, const Ensemble& model,
       float* own = scores + t % model.trees_per_round * kBlockRows;
       for (int64_t k = 0; k < together; ++k, value += model.num_leaves()) {
         for (int64_t i = 0; i < count; ++i) {
-          own[k * kBlockRows + i] += value[leaves[i]];
+          own[k * kBlockRows + i] += model.num_terms == 0
+                                         ? value[leaves[i]]
+                                         : EvaluateLeaf(model, t * together + k,
+                                                        leaves[i], clipped + i * width);
         }
       }
       if (answer.stages == nullptr || (t + 1) % model.trees_per_round != 0) continue;
@@ -723,6 +778,11 @@ bool HasFeatures(const Ensemble& model, int64_t num_features) {
     least = std::min(least, model.feature[i]);
     most = std::max(most, model.feature[i]);
   }
+  size = model.num_trees() * model.num_leaves() * model.num_terms;
+  for (int64_t i = 0; i < size; ++i) {
+    least = std::min(least, model.term_feature[i] < -1 ? -1 : 0);
+    most = std::max(most, model.term_feature[i]);
+  }
   return least >= 0 && most < num_features;
 }
 
@@ -742,11 +802,18 @@ bool HasChildren(const Ensemble& model) {
 struct CodedModel {
   CodedEnsemble coded;
   std::unique_ptr<SharedValues> values;  // of trees that all scores share
+  std::unique_ptr<LinearLeaves> linear;  // instead, if leaves are linear
 
   // Returns false if the ensemble cannot be coded.
   bool Build(const Pool& pool, const Ensemble& model, const Matrix& matrix) {
+    int64_t width = matrix.num_features;
+    if (model.num_terms > 0 && !LinearLeaves::Fit(model, width)) return false;
     if (!coded.Build(model, matrix)) return false;
-    if (model.shares_trees()) values.reset(new SharedValues(pool, model));
+    if (model.num_terms > 0) {
+      linear.reset(new LinearLeaves(pool, model, width));
+    } else if (model.shares_trees()) {
+      values.reset(new SharedValues(pool, model));
+    }
     return true;
   }
 };
@@ -756,7 +823,8 @@ static void PredictWith(const CodedModel* codes, const Pool& pool,
                         const Ensemble& model, const Matrix& matrix,
                         const Answer& answer) {
   if (codes == nullptr) return PredictByWalking(pool, model, matrix, answer);
-  PredictOnCodes(pool, model, codes->coded, codes->values.get(), matrix, answer);
+  PredictOnCodes(pool, model, codes->coded, codes->values.get(), codes->linear.get(),
+                 matrix, answer);
 }
 
 void Predict(const Pool& pool, const Ensemble& model, const Matrix& matrix,

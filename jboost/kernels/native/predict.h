@@ -48,6 +48,11 @@ struct Ensemble {
   // [R, S, I]; null in heap order. The right child follows the left one. A leaf is its
   // own left child.
   const int32_t* left_child = nullptr;
+  // P linear terms per leaf; 0: leaves are constant. Feature -1: no term.
+  int64_t num_terms = 0;
+  const int32_t* term_feature = nullptr;            // [R, S, L, P]
+  const float *slope = nullptr, *center = nullptr;  // [R, K, L, P]
+  const float* ranges = nullptr;  // [F, 2]: values are clipped to them
 
   int64_t num_leaves() const {
     return left_child == nullptr ? num_nodes + 1 : num_nodes;
@@ -169,7 +174,7 @@ JBOOST_DECLARE_LOOPS(PredictLoops)
 
 struct CodedModel;
 
-// Whether all features of the nodes are columns of the matrix.
+// Whether all features of the nodes and of linear terms are columns of the matrix.
 bool HasFeatures(const Ensemble& model, int64_t num_features);
 
 // Whether all children of linked nodes are nodes.

@@ -85,10 +85,24 @@ void ReadLeaves(Buffers& buffers, Ensemble* model) {
       "leaf_value", {model->num_rounds, scores, model->num_leaves()});
 }
 
-// Reads the leaf values and the initial scores.
-void ReadValues(Buffers& buffers, Ensemble* model) {
+// Reads the linear terms of the leaves, if there are any.
+void ReadTerms(Buffers& buffers, int64_t num_features, Ensemble* model) {
+  if (!buffers.HasOperands()) return;  // leaves are constant
+  int64_t rounds = model->num_rounds, leaves = model->num_leaves();
+  int64_t terms = model->num_terms = buffers.NextShape<4>("slopes.feature")[3];
+  model->term_feature = buffers.Operand<int32_t>(
+      "slopes.feature", {rounds, model->trees_per_round, leaves, terms});
+  Shape shape = {rounds, model->num_scores, leaves, terms};
+  model->slope = buffers.Operand<float>("slopes.slope", shape);
+  model->center = buffers.Operand<float>("slopes.center", shape);
+  model->ranges = buffers.Operand<float>("ranges", {num_features, 2});
+}
+
+// Reads the leaf values, the initial scores and the linear terms.
+void ReadValues(Buffers& buffers, int64_t num_features, Ensemble* model) {
   ReadLeaves(buffers, model);
   model->init_score = buffers.Operand<float>("init_score", {model->num_scores});
+  ReadTerms(buffers, num_features, model);
 }
 
 enum AnswerKind : int64_t { kScores, kStages, kLeaves };
@@ -99,7 +113,7 @@ void PredictImpl(Buffers& buffers, const Pool& pool) {
   Ensemble model{};
   Answer answer;
   ReadModel(buffers, &matrix, &model);
-  if (kWanted != kLeaves) ReadValues(buffers, &model);
+  if (kWanted != kLeaves) ReadValues(buffers, matrix.num_features, &model);
   int64_t rows = matrix.num_rows, rounds = model.num_rounds, scores = model.num_scores;
   if (kWanted == kScores) {
     answer.scores = buffers.Result<float>("scores", {rows, scores});
@@ -125,6 +139,7 @@ void ShapImpl(Buffers& buffers, const Pool& pool) {
   points.size = buffers.NextShape<1>("place")[0];
   points.place = buffers.Operand<float>("place", {points.size});
   points.weight = buffers.Operand<float>("weight", {points.size});
+  ReadTerms(buffers, matrix.num_features, &trees);
   Shape shape = {matrix.num_rows, matrix.num_features};
   if (pairs) shape.push_back(matrix.num_features);
   shape.push_back(trees.num_scores);
@@ -195,7 +210,7 @@ void OpenModelImpl(Buffers& buffers, const Pool&) {
   Matrix matrix;
   Ensemble model{};
   ReadModel(buffers, &matrix, &model);
-  ReadValues(buffers, &model);
+  ReadValues(buffers, matrix.num_features, &model);
   uint32_t* address = buffers.Result<uint32_t>("address", {2});
   FinishModel(buffers, matrix, model);
   auto* ready = new ReadyModel(model, matrix.num_features, matrix.categories);

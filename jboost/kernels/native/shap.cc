@@ -7,6 +7,7 @@
 #include <memory>
 #include <vector>
 
+#include "linear.h"
 #include "scratch.h"
 
 namespace jboost {
@@ -24,6 +25,7 @@ class TreeView {
  public:
   TreeView(const ShapTrees& trees, int64_t number)
       : trees_(trees),
+        number_(number),
         inner_(trees.num_nodes),
         first_(number / trees.scores_per_tree() * trees.num_nodes),
         first_leaf_(number * trees.num_leaves()) {}
@@ -46,6 +48,9 @@ class TreeView {
     bool has = trees_.left_codes != nullptr && std::isnan(Threshold(node));
     return has ? trees_.left_codes + (first_ + node) * trees_.num_words : nullptr;
   }
+  Terms LinearTerms(int64_t leaf) const {
+    return Terms(trees_, number_, linked() ? leaf : leaf - inner_);
+  }
   float Value(int64_t leaf) const { return trees_.leaf_value[Place(leaf)]; }
   float Cover(int64_t leaf) const { return trees_.cover[Place(leaf)]; }
 
@@ -62,7 +67,7 @@ class TreeView {
   }
 
   const ShapTrees& trees_;
-  int64_t inner_, first_, first_leaf_;
+  int64_t number_, inner_, first_, first_leaf_;
 };
 
 // The features that the trees use, and the place of each feature among these.
@@ -75,6 +80,10 @@ struct Used {
       for (int64_t node = 0; node < trees.num_nodes; ++node) {
         if (!view.IsLeaf(node) && view.IsSplit(node)) place[view.Feature(node)] = 0;
       }
+    }
+    int64_t num_terms = trees.num_trees() * trees.num_leaves() * trees.num_terms;
+    for (int64_t i = 0; i < num_terms; ++i) {
+      if (trees.term_feature[i] >= 0) place[trees.term_feature[i]] = 0;
     }
     for (int32_t feature = 0; feature < num_features; ++feature) {
       if (place[feature] < 0) continue;
@@ -90,20 +99,26 @@ class Packer {
  public:
   Packer(const ShapTrees& trees, int64_t tree, const Used& used,
          const ShapPoints& points, bool pairs)
-      : view_(trees, tree),
+      : trees_(trees),
+        view_(trees, tree),
         used_(used),
         points_(points),
         pairs_(pairs),
         num_codes_(static_cast<uint32_t>(32 * trees.num_words)),
         cover_(view_.num_nodes()) {
     int64_t root = view_.Resolve(0);
-    if (view_.IsLeaf(root)) return;
-    SumCover(root);
-    Pack(root, 0);
+    if (view_.IsLeaf(root)) {
+      if (trees.num_terms > 0) PackLeaf(root);
+    } else {
+      SumCover(root);
+      Pack(root, 0);
+    }
   }
 
   bool empty() const { return nodes_.empty(); }
-  ShapTree tree() const { return {nodes_.data(), tables_.data()}; }
+  ShapTree tree() const {
+    return {nodes_.data(), tables_.data(), terms_.data(), term_tables_.data()};
+  }
 
  private:
   float SumCover(int64_t node) {
@@ -120,6 +135,8 @@ class Packer {
                       feature,
                       -1,
                       {-1, -1},
+                      {0, 0},
+                      {0, 0},
                       {0, 0},
                       view_.Sets(node),
                       num_codes_,
@@ -142,15 +159,61 @@ class Packer {
       FillEdge(place, side, before, share);
       if (view_.IsLeaf(child)) {
         nodes_[place].value[side] = view_.Value(child);
+        if (trees_.num_terms > 0) PackTerms(place, side, child, depth);
       } else {
         int32_t packed = Pack(child, depth + 1);
         nodes_[place].child[side] = packed;
       }
     }
     ShapNode& packed = nodes_[place];
-    packed.is_last = packed.child[0] < 0 && packed.child[1] < 0;
+    packed.is_last = packed.child[0] < 0 && packed.child[1] < 0 &&
+                     packed.num_terms[0] + packed.num_terms[1] == 0;
     if (packed.is_last && !pairs_) JoinLeaves(place);
     return place;
+  }
+
+  // Packs a tree that is one leaf as a node that sends all rows left.
+  void PackLeaf(int64_t leaf) {
+    nodes_.push_back({kInfinity,
+                      0,
+                      -1,
+                      {-1, -1},
+                      {view_.Value(leaf), 0},
+                      {0, 0},
+                      {0, 0},
+                      nullptr,
+                      0,
+                      true,
+                      false});
+    tables_.resize(ShapTableSize(points_.size));
+    path_ = {{0, 1.0}};
+    FillEdge(0, 0, 1.0, 1.0);
+    FillEdge(0, 1, 1.0, 0.0);
+    PackTerms(0, 0, leaf, 0);
+  }
+
+  // Packs the linear terms of a leaf below the node at this depth of the path.
+  void PackTerms(int64_t place, int side, int64_t leaf, int64_t depth) {
+    Terms terms = view_.LinearTerms(leaf);
+    nodes_[place].first_term[side] = static_cast<int32_t>(terms_.size());
+    for (int64_t p = 0; p < trees_.num_terms; ++p) {
+      if (terms.feature[p] < 0) continue;
+      int32_t feature = used_.place[terms.feature[p]];
+      int64_t above = depth;
+      while (above >= 0 && path_[above].feature != feature) --above;
+      double before = above >= 0 ? path_[above].fraction : 1.0;
+      const float* range = trees_.ranges + 2 * terms.feature[p];
+      terms_.push_back({feature, static_cast<int32_t>(above), terms.slope[p],
+                        terms.center[p], range[0], range[1]});
+      for (bool change : {false, true}) {
+        for (int64_t k = 0; k < points_.size; ++k) {
+          double t = points_.place[k], last = before * (1 - t) + t;
+          double number = change ? before / (t * last) : t / last;
+          term_tables_.push_back(static_cast<float>(number));
+        }
+      }
+      ++nodes_[place].num_terms[side];
+    }
   }
 
   // See ShapEdgeSize for the layout and Edges in jboost.explanation.shap for
@@ -202,6 +265,7 @@ class Packer {
         fraction;  // the product of the shares of cover at the feature's splits so far
   };
 
+  const ShapTrees& trees_;
   TreeView view_;
   const Used& used_;
   const ShapPoints& points_;
@@ -211,6 +275,8 @@ class Packer {
   std::vector<Step> path_;
   std::vector<ShapNode> nodes_;
   std::vector<float> tables_;
+  std::vector<ShapTerm> terms_;
+  std::vector<float> term_tables_;
 };
 
 // A block of rows, by column, and its sums for the U features that are used: values
@@ -371,7 +437,10 @@ void Explain(const Pool& pool, const ShapTrees& trees, const Matrix& matrix,
     ShapPoints some{points.place + k, points.weight + k,
                     std::min<int64_t>(kMaxShapPoints, points.size - k)};
     int64_t bytes = sizeof(ShapNode) + ShapTableSize(some.size) * sizeof(float);
-    int64_t batch = std::max<int64_t>(1, kPackedBytes / (trees.num_nodes * bytes));
+    bytes *= trees.num_nodes;
+    bytes += trees.num_leaves() * trees.num_terms *
+             (sizeof(ShapTerm) + ShapTermSize(some.size) * sizeof(float));
+    int64_t batch = std::max<int64_t>(1, kPackedBytes / bytes);
     int64_t count = trees.num_rounds * trees.num_scores;
     for (int64_t first = 0; first < count; first += batch) {
       int64_t last = std::min(first + batch, count);

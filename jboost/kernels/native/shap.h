@@ -6,7 +6,8 @@
 // which it multiplies the product of factors at the points of the quadrature, and the
 // change of the ratio (o_i - z_i) / factor_i of its feature. Rows are lanes of vectors,
 // and all lanes visit all nodes: products are carried down, sums over leaves up. Points
-// are independent of each other; more than four are processed in several passes.
+// are independent of each other; more than four are processed in several passes. The
+// linear terms of a leaf are edges below it; see jboost.explanation.shap.
 #ifndef JBOOST_SHAP_H_
 #define JBOOST_SHAP_H_
 
@@ -43,28 +44,40 @@ struct ShapAnswer {
 struct ShapNode {
   float threshold;
   int32_t feature;
-  int32_t above;         // depth of the last node on the path with this feature, or -1
-  int32_t child[2];      // left and right: an index in the tree, or -1 for a leaf
-  float value[2];        // of the children that are leaves
-  const uint32_t* sets;  // the codes that go left, or null
-  uint32_t num_codes;    // of the set
+  int32_t above;     // depth of the last node on the path with this feature, or -1
+  int32_t child[2];  // left and right: an index in the tree, or -1 for a leaf
+  float value[2];    // of the children that are leaves
+  int32_t first_term[2], num_terms[2];  // of the children that are leaves
+  const uint32_t* sets;                 // the codes that go left, or null
+  uint32_t num_codes;                   // of the set
   bool missing_left;
-  bool is_last;  // both children are leaves
+  bool is_last;  // both children are leaves without linear terms
+};
+
+// A linear term of a leaf, slope (x - center) with x clipped to [low, high].
+struct ShapTerm {
+  int32_t feature;
+  int32_t above;  // depth of the last edge on the path with this feature, or -1
+  float slope, center, low, high;
 };
 
 // The sizes of a node's tables for `points` points. An edge is open for a row if the
 // row takes this side at all splits on the feature so far. The table of an edge has [4,
 // points] numbers: its factors, if it is open, and if it is shut here but not above;
-// and the changes in these two cases; then its factor if it is shut above. If both
-// children are leaves, and only values are wanted, both tables are replaced by one of
+// and the changes in these two cases; then its factor if it is shut above. The table of
+// a linear term has [2, points] numbers, factors and changes if it is open above. If a
+// node is the last one, and only values are wanted, both tables are replaced by one of
 // [4, points]: the sums over both leaves for rows that go left and for rows that go
 // right, and these sums times the changes; then the sum if the node is shut above.
 constexpr int64_t ShapEdgeSize(int64_t points) { return 4 * points + 1; }
 constexpr int64_t ShapTableSize(int64_t points) { return 2 * ShapEdgeSize(points); }
+constexpr int64_t ShapTermSize(int64_t points) { return 2 * points; }
 
 struct ShapTree {
   const ShapNode* nodes;
   const float* tables;
+  const ShapTerm* terms;
+  const float* term_tables;
 };
 
 // The rows of one vector, and where the results of one tree are added.

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <cstdint>
+#include <limits>
 
 #include "shap.h"
 
@@ -28,6 +29,9 @@ struct Lanes {
                         : _mm512_cmp_ps_mask(x, limit, _CMP_LE_OQ);
   }
   static JBOOST_INLINE Mask FromBits(uint32_t bits) { return static_cast<Mask>(bits); }
+  static JBOOST_INLINE Mask Exceeds(Vector x, float limit) {
+    return _mm512_cmp_ps_mask(x, Set(limit), _CMP_GT_OQ);
+  }
 };
 
 #elif defined(__AVX2__)
@@ -54,6 +58,9 @@ struct Lanes {
     __m256i own = _mm256_and_si256(_mm256_set1_epi32(static_cast<int>(bits)), lane);
     return _mm256_castsi256_ps(_mm256_cmpeq_epi32(own, lane));
   }
+  static JBOOST_INLINE Mask Exceeds(Vector x, float limit) {
+    return _mm256_cmp_ps(x, Set(limit), _CMP_GT_OQ);
+  }
 };
 
 #else
@@ -79,12 +86,17 @@ struct Lanes {
     Mask lane = {1, 2, 4, 8}, all = {};
     return ((all + static_cast<int32_t>(bits)) & lane) == lane;
   }
+  static JBOOST_INLINE Mask Exceeds(Vector x, float limit) {
+    return (Mask)(x > Set(limit));
+  }
 };
 
 #endif
 
 using Vector = Lanes::Vector;
 using Mask = Lanes::Mask;
+
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
 // A number of each row at each point.
 template <int kPoints>
@@ -131,11 +143,15 @@ class Walk {
   };
   static_assert(sizeof(Edge) <= kShapVectorBytes, "of scratch");
 
+  JBOOST_INLINE Vector Read(int32_t feature) {
+    return *reinterpret_cast<const Vector*>(lanes_.columns + feature * lanes_.stride);
+  }
+
   JBOOST_INLINE Mask Decide(const ShapNode& node) {
-    const float* column = lanes_.columns + node.feature * lanes_.stride;
-    if (node.sets != nullptr) return LooksUp(node, column);
-    Vector x = *reinterpret_cast<const Vector*>(column);
-    return Lanes::GoesLeft(x, node.threshold, node.missing_left);
+    if (node.sets != nullptr) {
+      return LooksUp(node, lanes_.columns + node.feature * lanes_.stride);
+    }
+    return Lanes::GoesLeft(Read(node.feature), node.threshold, node.missing_left);
   }
 
   JBOOST_INLINE void Add(float* to, Vector change) {
@@ -178,6 +194,39 @@ class Walk {
     }
   }
 
+  // Adds the linear terms of a leaf to its sums; `product` is that of the path. Rows
+  // that miss a value of a term get none.
+  void AddTerms(const ShapNode& node, int side, int64_t depth,
+                const Sums<kPoints>& product, Sums<kPoints>* sums) {
+    int32_t first = node.first_term[side], last = first + node.num_terms[side];
+    Mask complete = Lanes::All();
+    for (int32_t i = first; i < last; ++i) {
+      Vector x = Read(tree_.terms[i].feature);
+      complete = Lanes::And(complete, Lanes::GoesLeft(x, kInfinity, false));
+    }
+    for (int32_t i = first; i < last; ++i) {
+      const ShapTerm& term = tree_.terms[i];
+      const float* table = tree_.term_tables + i * ShapTermSize(kPoints);
+      Vector x = Read(term.feature);
+      x = Lanes::Select(Lanes::GoesLeft(x, term.low, false), Lanes::Set(term.low), x);
+      x = Lanes::Select(Lanes::Exceeds(x, term.high), Lanes::Set(term.high), x);
+      Vector value = Lanes::Set(term.slope) * (x - Lanes::Set(term.center));
+      Mask open = complete;
+      if (term.above >= 0) open = Lanes::And(open, edges_[term.above].open);
+      value = Lanes::Select(open, value, Lanes::Set(0.0f));
+      Sums<kPoints> own;
+      Vector change = Lanes::Set(0.0f);
+      for (int k = 0; k < kPoints; ++k) {
+        own.at[k] = product.at[k] * Lanes::Set(table[k]) * value;
+        sums->at[k] = sums->at[k] + own.at[k];
+        own.at[k] = own.at[k] * Lanes::Set(table[kPoints + k]);
+        change = change + own.at[k];
+      }
+      Add(lanes_.values + term.feature * lanes_.stride, change);
+      if (kPairs) AddPairs(term.feature, depth + 1, own);
+    }
+  }
+
   // Visits a node and all below it; returns the sums over its leaves.
   Sums<kPoints> Visit(int32_t place, int64_t depth, const Sums<kPoints>& product) {
     const ShapNode& node = tree_.nodes[place];
@@ -208,9 +257,11 @@ class Walk {
       if (node.child[side] >= 0) {
         sums = Visit(node.child[side], depth + 1, sums);
       } else {
+        Sums<kPoints> path = sums;
         for (int k = 0; k < kPoints; ++k) {
           sums.at[k] = sums.at[k] * Lanes::Set(node.value[side]);
         }
+        if (node.num_terms[side] > 0) AddTerms(node, side, depth, path, &sums);
       }
       for (int k = 0; k < kPoints; ++k) {
         total.at[k] = total.at[k] + sums.at[k];

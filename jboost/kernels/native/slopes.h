@@ -22,24 +22,31 @@ struct ValueRows {
   int64_t num_rows, num_features, num_leaves;
 };
 
-// What the sums are of. Values are scaled to (x - middle) * inverse.
+// A term of a leaf, whose values are scaled to (x - middle) * inverse.
+struct ScaledTerm {
+  int32_t feature, used;  // feature 0 if the term is not used
+  float middle, inverse;
+};
+
+// What the sums are of.
 struct Products {
-  const int32_t* terms;  // [L, P]; -1: none
+  const ScaledTerm* terms;  // [L, P]
   int64_t num_terms;
-  const float* middle;   // [F]
-  const float* inverse;  // [F]
   const float* gradient;
   const float* curvature;
   const float* weights;
   const float* scales;  // [2, L]: of gradient and of curvature
 };
 
-// The linear terms of the leaves of one tree.
+struct LineTerm {
+  int32_t feature, used;
+  float slope, center;
+};
+
+// What the leaves of one tree give to a row.
 struct Lines {
-  const float* value;      // [L]
-  const int32_t* feature;  // [L, P]
-  const float* slope;
-  const float* center;
+  const float* value;     // [L]
+  const LineTerm* terms;  // [L, P]
   int64_t num_terms;
 };
 

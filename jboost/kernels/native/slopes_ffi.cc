@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Bindings of slopes.h.
+#include <algorithm>
+#include <vector>
+
 #include "ffi.h"
 #include "slopes.h"
 
@@ -16,10 +19,19 @@ ValueRows ReadValueRows(Buffers& buffers) {
   return rows;
 }
 
-void CheckTerms(const int32_t* terms, int64_t size, int64_t num_features) {
-  int32_t most = -1;
-  for (int64_t i = 0; i < size; ++i) most = std::max(most, terms[i]);
-  Require(most < num_features, "terms must be of columns of the values");
+// Packs the terms [L, P]; first and second are arrays [L, P], or [F] by feature.
+template <class Term>
+std::vector<Term> PackTerms(const int32_t* feature, const float* first,
+                            const float* second, int64_t size, int64_t num_features,
+                            bool by_feature) {
+  std::vector<Term> terms(size);
+  for (int64_t i = 0; i < size; ++i) {
+    Require(feature[i] < num_features, "terms must be of columns of the values");
+    int32_t place = std::max(feature[i], 0);
+    int64_t at = by_feature ? place : i;
+    terms[i] = {place, feature[i] >= 0, first[at], second[at]};
+  }
+  return terms;
 }
 
 void SumProductsImpl(Buffers& buffers, const Pool& pool) {
@@ -28,9 +40,9 @@ void SumProductsImpl(Buffers& buffers, const Pool& pool) {
   auto [num_leaves, num_terms] = buffers.NextShape<2>("terms");
   rows.num_leaves = num_leaves;
   products.num_terms = num_terms;
-  products.terms = buffers.Operand<int32_t>("terms", {num_leaves, num_terms});
-  products.middle = buffers.Operand<float>("middle", {rows.num_features});
-  products.inverse = buffers.Operand<float>("inverse", {rows.num_features});
+  auto* feature = buffers.Operand<int32_t>("terms", {num_leaves, num_terms});
+  const float* middle = buffers.Operand<float>("middle", {rows.num_features});
+  const float* inverse = buffers.Operand<float>("inverse", {rows.num_features});
   products.gradient = buffers.Operand<float>("gradient", {rows.num_rows});
   products.curvature = buffers.Operand<float>("curvature", {rows.num_rows});
   products.weights = buffers.Operand<float>("weights", {rows.num_rows});
@@ -39,7 +51,9 @@ void SumProductsImpl(Buffers& buffers, const Pool& pool) {
   int64_t channels = (num_terms + 1) * (num_terms + 2) / 2 + num_terms + 1;
   int32_t* sums = buffers.Result<int32_t>("sums", {channels, num_leaves});
   buffers.Finish();
-  CheckTerms(products.terms, num_leaves * num_terms, rows.num_features);
+  auto terms = PackTerms<ScaledTerm>(feature, middle, inverse, num_leaves * num_terms,
+                                     rows.num_features, true);
+  products.terms = terms.data();
   SumProducts(pool, rows, products, sums);
 }
 
@@ -52,12 +66,15 @@ void AddLinesImpl(Buffers& buffers, const Pool& pool) {
   lines.num_terms = num_terms;
   Shape shape = {num_leaves, num_terms};
   lines.value = buffers.Operand<float>("value", {num_leaves});
-  lines.feature = buffers.Operand<int32_t>("feature", shape);
-  lines.slope = buffers.Operand<float>("slope", shape);
-  lines.center = buffers.Operand<float>("center", shape);
+  auto* feature = buffers.Operand<int32_t>("feature", shape);
+  const float* slope = buffers.Operand<float>("slope", shape);
+  const float* center = buffers.Operand<float>("center", shape);
+  Require(num_terms >= 1 && num_terms <= kMaxTerms, "there must be 1 to 6 terms");
   float* result = buffers.Result<float>("result", {rows.num_rows});
   buffers.Finish();
-  CheckTerms(lines.feature, num_leaves * num_terms, rows.num_features);
+  auto terms = PackTerms<LineTerm>(feature, slope, center, num_leaves * num_terms,
+                                   rows.num_features, false);
+  lines.terms = terms.data();
   AddLines(pool, rows, lines, scores, result);
 }
 
