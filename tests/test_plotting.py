@@ -223,7 +223,8 @@ def test_linear_leaves_show_their_terms(trained, ax):
             name = plotting.canvas.shorten(NAMES[feature[leaf, p]])
             lines.append(f"{signs[0]} {abs(s):.3g} ({name} {signs[1]} {abs(c):.3g})")
         lines += ["…"] * (len(terms) > 3)
-        assert f'"{"\\n".join(lines)}\\n(' in dot
+        label = "\\n".join(lines)
+        assert f'"{label}\\n(' in dot
     plotting.tree(model, 2, ax=ax)
     assert any("  + " in word and ")  (" in word for word in read(ax.texts))
     several = plotting.tree_to_dot(add_slopes(share(model, 2)), 2)

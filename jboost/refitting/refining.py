@@ -369,7 +369,8 @@ def _make_part(model, given: ModelRows) -> Part:
     for found in find_leaves(model, [given.x], given.rows):
         leaves[first : first + len(found)] = found  # all scores of a shared tree
         first += len(found)
-    offset = np.asarray(given.rows.offset) + np.reshape(model.init_score, (-1, 1))
+    init_score = np.asarray(model.init_score).reshape(-1, 1)
+    offset = np.asarray(given.rows.offset) + init_score
     if model.slopes is not None:
         zeros = jax.tree.map(jnp.zeros_like, (model.leaf_value, model.init_score))
         lines = replace(model, leaf_value=zeros[0], init_score=zeros[1])
