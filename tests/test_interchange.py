@@ -159,7 +159,7 @@ def test_lightgbm_linear_trees(table, parameters):
     rows = probe(x)
     rows[140:200] *= 2  # slopes go on beyond the training rows
     expected = booster.predict(rows, raw_score="boosting" not in parameters)
-    found = jb.predict(model, rows, implementation="xla")
+    found = jb.predict(model, rows)
     scale = np.abs(expected).max()
     np.testing.assert_allclose(found, expected, rtol=2e-6, atol=1e-6 * scale)
 
@@ -172,7 +172,7 @@ def test_lightgbm_linear_leaves_need_resolved_columns(table):
         booster = lightgbm.train(dict(verbose=-1, linear_tree=True), data, 3)
         if fits:
             model = jb.interchange.read_lightgbm(booster)
-            found = jb.predict(model, x + start, implementation="xla")
+            found = jb.predict(model, x + start)
             np.testing.assert_allclose(found, booster.predict(x + start), rtol=1e-5)
         else:
             with pytest.raises(ValueError, match="'Column_0', which lay from 17"):

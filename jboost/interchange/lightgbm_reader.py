@@ -377,10 +377,11 @@ def _make_nodes(tree, scale, ranges):
 
     value, slopes = of_leaves("leaf_value") * scale, None
     if int(fields.get("is_linear", 0)):
-        value[num_inner:], terms = _read_terms(fields, value[num_inner:], scale, ranges)
-        none = np.zeros((num_inner, terms.slope.shape[1]), np.float32)
-        above = Slopes(np.full(none.shape, NO_TERM, np.int32), none, none)
-        slopes = Slopes(*map(np.concatenate, zip(above, terms, strict=True)))
+        value[num_inner:], *terms = _read_terms(
+            fields, value[num_inner:], scale, ranges
+        )
+        parts: Any = [np.pad(array, ((num_inner, 0), (0, 0))) for array in terms]
+        slopes = Slopes(parts[0] + NO_TERM, *parts[1:])
     exact, missing_left = _find_sides(tree)
     exact = np.append(exact, np.zeros(num_leaves))
     return Nodes(
@@ -399,7 +400,7 @@ def _make_nodes(tree, scale, ranges):
 
 
 def _read_terms(fields, value, scale, ranges) -> Any:
-    """Returns the values and the linear terms of leaves.
+    """Returns the leaf values, and features - NO_TERM, slopes, centers: [L, P] each.
 
     LightGBM's leaf gives a row the score const + sum_p slope_p x_p, or ``value`` if an
     x_p is missing. Centers with sum_p slope_p center_p = value - const make this value
@@ -431,9 +432,9 @@ def _read_terms(fields, value, scale, ranges) -> Any:
     given = np.arange(counts.max()) < counts[:, None]
     ends = np.array([ranges.get(index, (0.0, 0.0)) for index in indices.tolist()])
     low, high = ends.reshape(-1, 2).T
-    feature = np.full(given.shape, NO_TERM, np.int32)
-    slope, center, reach = np.zeros((3, *given.shape))
-    feature[given], slope[given] = indices, coeff
+    feature = np.zeros(given.shape, np.int32)
+    slope, center, reach = (np.zeros(given.shape) for _ in range(3))
+    feature[given], slope[given] = indices - NO_TERM, coeff
     center[given] = np.float32(np.clip(0.0, low, high))
     reach[given] = np.abs(coeff) * (high - low)
     linear = counts > 0
@@ -442,10 +443,10 @@ def _read_terms(fields, value, scale, ranges) -> Any:
         place = np.flatnonzero(linear), np.argmax(reach[linear], axis=1)
         center[place] += rest / slope[place]
     with np.errstate(over="ignore"):
-        terms = Slopes(feature, np.float32(slope), np.float32(center))
-    if not (np.isfinite(terms.slope) & np.isfinite(terms.center)).all():
-        raise ValueError("leaf_coeff must allow for centers in float32, got 0 or inf")
-    return np.where(linear, value, const), terms
+        slope, center = slope.astype(np.float32), center.astype(np.float32)
+    if not (np.isfinite(slope) & np.isfinite(center)).all():
+        raise ValueError("leaf_const and leaf_coeff must fit into float32, do not")
+    return np.where(linear, value, const), feature, slope, center
 
 
 _LEAST_RANGE = 2.0**12  # steps of float32: rounding changes 1 in 2^13 of an effect

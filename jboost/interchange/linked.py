@@ -202,7 +202,9 @@ _HEAP_DEPTH = 8
 _OF_LEAVES = ("value", "gradient", "curvature", "weight")
 _NODE_BYTES = 30  # size of a node in the arrays, without categories and linear terms
 _TERM_BYTES = 12  # size of a linear term
-_ALL = np.float32([[-np.inf, np.inf]])  # the range of values that are not clipped
+_ALL = np.array(
+    [-np.inf, np.inf], np.float32
+)  # the range of values that are not clipped
 
 
 def round_down(threshold: Float[np.ndarray, " M"]) -> Float32[np.ndarray, " M"]:
@@ -311,6 +313,7 @@ def build_ensemble(
     exact = arrays.get("exact_threshold")
     wide: Any = None if exact is None else pack_float64(exact)
     slopes = _join_slopes([tree for tree, _ in pairs], depth, linked, shape)
+    all_values: Any = None if slopes is None else np.tile(_ALL, (num_features, 1))
     start: Any = np.float32(init_score if len(init_score) > 1 else init_score[0])
     # The readers do not know the l2 penalty that the leaves were trained with.
     unknown: Any = np.full(shape, np.nan, np.float32)
@@ -334,7 +337,7 @@ def build_ensemble(
         links=Links(arrays["left"], depth) if linked else None,
         wide_threshold=wide,
         slopes=slopes,
-        ranges=None if slopes is None else np.tile(_ALL, (num_features, 1)),
+        ranges=all_values,
     )
     check_contents(model)  # the same checks as for jboost's own files
     return jax.device_put(model)
@@ -408,14 +411,13 @@ def _join_slopes(trees, depth, linked, shape) -> Any:
         return None
     leaves = max(len(tree.left) for tree in trees) if linked else 2**depth
     full = (len(trees), leaves, max(sizes))
-    slope, center = np.zeros((2, *full), np.float32)
-    slopes = Slopes(np.full(full, NO_TERM, np.int32), slope, center)
+    arrays: Any = [np.full(full, NO_TERM, np.int32), *np.zeros((2, *full), np.float32)]
     for number, (tree, size) in enumerate(zip(trees, sizes, strict=True)):
         if size:
             index = _find_places(tree, depth, linked)[1][tree.is_leaf]
-            for array, own in zip(slopes, tree.slopes, strict=True):
+            for array, own in zip(arrays, tree.slopes, strict=True):
                 array[number, index, :size] = own[tree.is_leaf]
-    return Slopes(*(array.reshape(*shape, *full[1:]) for array in slopes))
+    return Slopes(*(array.reshape(*shape, *full[1:]) for array in arrays))
 
 
 def _find_places(tree, depth, linked):

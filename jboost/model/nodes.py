@@ -95,7 +95,7 @@ def list_nodes(model: Any, rounds: slice = slice(None)) -> Nodes:
         mask = is_leaf.reshape(*is_leaf.shape, *(1,) * (array.ndim - 2))
         return np.where(mask, np.asarray(fill, array.dtype), array)
 
-    def leaves(array, fill=0):
+    def leaves(array, fill=0) -> Any:
         """Returns the values of leaves, and ``fill`` for other nodes."""
         array = flat(array)[:, source]
         mask = has_value.reshape(*has_value.shape, *(1,) * (array.ndim - 2))

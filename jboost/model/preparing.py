@@ -233,7 +233,7 @@ def _pad_model(model, explain):
 
 def _pad_arrays(pad, model):
     """Applies ``pad``, which adds zeros; linear terms that it adds have no feature."""
-    padded = map_rounds(pad, model)
+    padded: Any = map_rounds(pad, model)
     if model.slopes is None:
         return padded
     terms = pad(np.asarray(model.slopes.feature) - NO_TERM) + NO_TERM

@@ -646,14 +646,14 @@ def _take_slopes(model, widen, terms):
     """Returns the slopes of all leaves, with ``terms`` terms each."""
     short = ((0, 0), (0, 0), (0, 0), (0, terms - _terms(model)))
 
-    def change(array):
+    def change(array) -> Any:
         return widen(np.pad(np.asarray(array), short))
 
     slopes = model.slopes
     if slopes is None:
-        none = np.zeros((*model.leaf_value.shape, 0), np.float32)
-        splits = np.zeros((*model.feature.shape[:2], *none.shape[2:]), np.int32)
-        slopes = Slopes(feature=splits, slope=none, center=none)
+        none: Any = np.zeros((*model.leaf_value.shape, 0), np.float32)
+        feature: Any = np.zeros((*model.feature.shape[:2], *none.shape[2:]), np.int32)
+        slopes = Slopes(feature, slope=none, center=none)
     feature = change(np.asarray(slopes.feature) - NO_TERM) + NO_TERM
     return Slopes(feature, change(slopes.slope), change(slopes.center))
 
