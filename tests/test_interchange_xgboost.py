@@ -327,8 +327,9 @@ def test_what_xgboost_makes_of_scores(tmp_path, objective, loss, num_scores, sta
 def test_explanations_and_importance_in_xgboost(table, tmp_path):
     x, y = table[0][:, :3], table[1]
     model, _ = jb.fit(
-        x, y, num_rounds=5, max_depth=3, l2=0.5, feature_names=["a", "b", "c"]
-    )
+        x, y, num_rounds=5, max_depth=3, l2=0.5, feature_names=["a", "b", "c"],
+        linear_leaves=False,
+    )  # fmt: skip
     booster, data = assert_written(model, x, tmp_path)
     contributions = booster.predict(data, pred_contribs=True)
     np.testing.assert_allclose(contributions.sum(1), jb.predict(model, x), atol=1e-5)

@@ -313,7 +313,10 @@ def build_ensemble(
     exact = arrays.get("exact_threshold")
     wide: Any = None if exact is None else pack_float64(exact)
     slopes = _join_slopes([tree for tree, _ in pairs], depth, linked, shape)
-    all_values: Any = None if slopes is None else np.tile(_ALL, (num_features, 1))
+    every: Any = None
+    if slopes is not None:
+        every = np.tile(_ALL, (num_features, 1))
+        every[[*(known or ())]] = 0  # categories have no linear terms
     start: Any = np.float32(init_score if len(init_score) > 1 else init_score[0])
     # The readers do not know the l2 penalty that the leaves were trained with.
     unknown: Any = np.full(shape, np.nan, np.float32)
@@ -337,7 +340,7 @@ def build_ensemble(
         links=Links(arrays["left"], depth) if linked else None,
         wide_threshold=wide,
         slopes=slopes,
-        ranges=all_values,
+        ranges=every,
     )
     check_contents(model)  # the same checks as for jboost's own files
     return jax.device_put(model)

@@ -91,7 +91,8 @@ def write_xgboost(
     and gains, so SHAP values and importances work. Otherwise covers are row weights, or
     0 if those are unknown, too.
 
-    A model with one tree per round for all scores is written with vector leaves, as
+    XGBoost has no linear leaves: train with ``linear_leaves=False``. A model with one
+    tree per round for all scores is written with vector leaves, as
     XGBoost does with ``multi_strategy="multi_output_tree"``, for XGBoost 3.2 or later.
 
     Args:
@@ -116,7 +117,8 @@ def write_xgboost(
     Example:
       >>> import json, pathlib, tempfile, numpy as np, jboost as jb
       >>> x = np.arange(40.0)[:, None]
-      >>> model, _ = jb.fit(x, x[:, 0] > 20, jb.losses.logistic, num_rounds=5)
+      >>> loss = jb.losses.logistic
+      >>> model, _ = jb.fit(x, x[:, 0] > 20, loss, num_rounds=5, linear_leaves=False)
       >>> with tempfile.TemporaryDirectory() as folder:
       ...     path = pathlib.Path(folder, "model.json")
       ...     jb.interchange.write_xgboost(model, path, objective="binary:logistic")
