@@ -23,8 +23,9 @@ BOXES = (
     "calibration", "interchange", "plotting", "recipes", "sklearn", "parts",
 )  # fmt: skip
 # 160 ask for memory and devices, 710 bring kernels to GPUs, 240 compare columns of
-# other libraries' models in float64, 160 read labels, 110 shorten values in messages.
-MODEL_LINES = 7000
+# other libraries' models in float64, 160 read labels, 110 shorten values in messages,
+# 350 make, check, list and evaluate linear leaves.
+MODEL_LINES = 7070
 MODULE_LINES = 800
 MOST_MODULES = 200  # may fall, not rise: one idea to a file, not one step
 FUNCTION_LINES = 60

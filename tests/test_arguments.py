@@ -121,7 +121,8 @@ def test_softmax_and_losses_of_several_scores_ask_for_num_scores():
 
 @pytest.fixture(scope="module")
 def estimator():
-    return JBoostRegressor(num_rounds=2, max_depth=3).fit(X, Y)
+    settings = dict(num_rounds=2, max_depth=3, linear_leaves=False)
+    return JBoostRegressor(**settings).fit(X, Y)
 
 
 def test_estimators_are_answered_with_their_model(estimator, tmp_path):

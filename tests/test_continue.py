@@ -7,12 +7,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from linear_leaves import add_slopes, staged_scores
+from shared_models import expand, share
 from tables import SMALL, make_regression, make_runs, same_bits
 
 import jboost as jb
 from jboost.model.ensemble import Links
 from jboost.tables.categories import Categories
-from jboost.training.record import append_rounds
+from jboost.training.record import _link, append_rounds
 
 X, Y = make_regression()
 LATER = make_regression(seed=5)
@@ -155,6 +157,47 @@ def test_joined_models_add_their_trees(kinds, depths):
             leaf[:, 0], np.asarray(jb.leaf_indices(both, x)).T, axis=1
         )
         assert found.all()
+
+
+@pytest.mark.parametrize("kinds", ["heaps", "first linked", "second linked"])
+@pytest.mark.parametrize("terms", [(2, 3), (3, 0), (0, 1)])
+def test_joined_models_keep_linear_leaves(kinds, terms):
+    parts = [grown(3), grown(2, seed=1)]
+    if terms == (2, 3):
+        parts[1] = share(parts[1], 2)
+        parts[0] = expand(share(parts[0], 2))
+    x = np.where(np.random.default_rng(2).random(X.shape) < 0.2, np.nan, X)
+    sloped = [
+        add_slopes(part, count) if count else part
+        for part, count in zip(parts, terms, strict=True)
+    ]
+    expected = [
+        staged_scores(add_slopes(part, 0) if part.slopes is None else part, x)
+        for part in sloped
+    ]
+    start = expected[0][-1] - np.asarray(sloped[1].init_score)
+    expected = np.concatenate([expected[0], start + expected[1]])
+    for number, kind in enumerate(("first linked", "second linked")):
+        if kinds == kind:
+            sloped[number] = _link(sloped[number])
+    both = append_rounds(*sloped)
+    found = jb.staged_predict(both, x.astype(np.float32), implementation="xla")
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+    assert both.slopes.feature.shape[3] == max(terms)
+    if terms == (2, 3):
+        other = replace(sloped[1], ranges=2 * sloped[1].ranges)
+        with pytest.raises(ValueError, match="ranges of models with linear leaves"):
+            append_rounds(sloped[0], other)
+
+
+def test_training_goes_on_from_linear_leaves():
+    model = add_slopes(grown(3, score=1.0))
+    run = dict(linear_leaves=False, implementation="xla", **SMALL)
+    both, history = jb.fit(X, Y, model=model, **run)
+    scores = jb.predict(both, X, implementation="xla")
+    loss = np.mean(np.square(np.asarray(scores) - Y))
+    np.testing.assert_allclose(history.train_loss[-1], loss, rtol=1e-5)
+    assert both.slopes.feature.shape[:1] == (10,)
 
 
 @pytest.mark.usefixtures("full_search")

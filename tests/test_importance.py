@@ -9,9 +9,11 @@ import pandas as pd
 import pytest
 import test_xgboost_parity as parity
 import xgboost as xgb
+from linear_leaves import add_slopes
 from tables import ROWS, SMALL, make_regression, squared_distance
 
 import jboost as jb
+from jboost.entry.context import use_implementation
 from jboost.model.ensemble import Links
 from jboost.trees.tree import LeafSums
 
@@ -157,6 +159,18 @@ def test_columns_that_no_tree_uses_count_for_nothing():
         )
     found = jb.explanation.permutation_importance(model, x, Y, num_repeats=1)
     assert found.values[-1] == 0 and found.deviations[-1] == 0
+
+
+def test_linear_terms_count_in_permutations_only():
+    x = np.c_[X, np.arange(ROWS, dtype=np.float32) % 3]
+    unused = np.c_[X, np.zeros(ROWS)]
+    model, _ = jb.fit(unused, Y, linear_leaves=False, **SMALL)
+    lines = add_slopes(model)
+    same = [jb.feature_importance(each).values for each in (model, lines)]
+    np.testing.assert_array_equal(*same)
+    with use_implementation("xla"):
+        found = jb.explanation.permutation_importance(lines, x, Y, num_repeats=1)
+    assert same[0][-1] == 0 and found.values[-1] != 0
 
 
 def test_splits_between_values_and_missing_ones_count():

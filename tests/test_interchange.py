@@ -137,6 +137,48 @@ def test_lightgbm_zero_as_missing(table):
     assert refused < 4
 
 
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        dict(),
+        dict(num_leaves=150, min_data_in_leaf=2, linear_lambda=0.01),  # linked
+        dict(objective="multiclass", num_class=3),
+        dict(boosting="rf", bagging_freq=1, bagging_fraction=0.5),
+        dict(lambda_l2=20.0),  # values for missing terms differ much from constants
+    ],
+)
+def test_lightgbm_linear_trees(table, parameters):
+    """With missing values, categories, and columns far from 0."""
+    x = table[0] + np.float32([0, 2000, 0, 0])
+    x[:, 2] = np.exp(3 * x[:, 2])
+    y = table[1] + x[:, 1] - 2000 + np.nan_to_num(x[:, 0]) ** 2
+    target = np.digitize(y, [-0.5, 1]) if "num_class" in parameters else y
+    booster = train((x, y), 4, target=target, linear_tree=True, **parameters)
+    model = jb.interchange.read_lightgbm(booster)
+    assert np.sum(np.asarray(model.slopes.feature) >= 0, axis=3).max() > 1
+    rows = probe(x)
+    rows[140:200] *= 2  # slopes go on beyond the training rows
+    expected = booster.predict(rows, raw_score="boosting" not in parameters)
+    found = jb.predict(model, rows)
+    scale = np.abs(expected).max()
+    np.testing.assert_allclose(found, expected, rtol=2e-6, atol=1e-6 * scale)
+
+
+def test_lightgbm_linear_leaves_need_resolved_columns(table):
+    x = np.arange(ROWS, dtype=float)[:, None]
+    y = np.abs(x[:, 0] - 150)
+    for start, fits in ((1e4, True), (1.7e9, False)):
+        data = lightgbm.Dataset(x + start, y)
+        booster = lightgbm.train(dict(verbose=-1, linear_tree=True), data, 3)
+        if fits:
+            model = jb.interchange.read_lightgbm(booster)
+            found = jb.predict(model, x + start)
+            np.testing.assert_allclose(found, booster.predict(x + start), rtol=1e-5)
+        else:
+            with pytest.raises(ValueError, match="'Column_0', which lay from 17"):
+                jb.interchange.read_lightgbm(booster)
+
+
 def test_lightgbm_weights_and_rows(table):
     booster = train(table, 2)
     sums = jb.interchange.read_lightgbm(booster).sums
@@ -177,15 +219,22 @@ def test_gaps_of_sparse_rows_are_zeros_as_in_the_other_library(table):
 def test_lightgbm_what_is_refused(table, tmp_path):
     with pytest.raises(TypeError, match="source must be"):
         jb.interchange.read_lightgbm(3)
-    data = lightgbm.Dataset(table[0][:, :2], table[1])
-    linear = lightgbm.train(dict(verbose=-1, linear_tree=True, num_leaves=3), data, 1)
-    with pytest.raises(ValueError, match="linear trees"):
-        jb.interchange.read_lightgbm(linear)
+    linear = train(table, 2, linear_tree=True).model_to_string()
     path, whole = tmp_path / "model.txt", train(table, 2).model_to_string()
     end = whole.index("end of trees") + 12
     cuts = [whole[:size] for size in range(0, end, end // 40)]
     cuts += ["x" + whole, whole.replace("split_feature=", "split_feature=9 ")]
     cuts += [whole.replace("left_child=", "left_child=0 0 "), whole.replace("=", "")]
+    cuts += [
+        linear.replace(f"leaf_{name}=", f"leaf_{name}=3 ")
+        for name in ("const", "coeff", "features")
+    ]
+    cuts += [
+        re.sub("leaf_features=[0-9]", "leaf_features=3", linear),  # categorical
+        re.sub("leaf_features=[0-9]", "leaf_features=4", linear),
+        re.sub("leaf_coeff=[-0-9.]+", "leaf_coeff=0", linear),
+        re.sub("num_features=[0-9]", "num_features=9", linear),
+    ]
     for content in cuts:
         path.write_text(content)
         with pytest.raises(ValueError, match="LightGBM"):

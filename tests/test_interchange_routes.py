@@ -20,7 +20,8 @@ LEVELS = {"few": 3, "many": 40, "some": 9}  # numbers of categories of the colum
 
 
 def fit(x, y, loss=jb.losses.squared_error, **settings):
-    return jb.fit(x, y, loss, **SMALL | settings)[0]
+    settings = SMALL | dict(linear_leaves=False) | settings
+    return jb.fit(x, y, loss, **settings)[0]
 
 
 def make_matrix(columns=(), seed=0):

@@ -11,6 +11,7 @@ import pytest
 import scipy.sparse
 import shared_models
 import xgboost
+from linear_leaves import add_slopes
 from test_predict_categories import add_sets, link
 from test_predict_kernels import make_model, make_rows
 
@@ -326,8 +327,9 @@ def test_what_xgboost_makes_of_scores(tmp_path, objective, loss, num_scores, sta
 def test_explanations_and_importance_in_xgboost(table, tmp_path):
     x, y = table[0][:, :3], table[1]
     model, _ = jb.fit(
-        x, y, num_rounds=5, max_depth=3, l2=0.5, feature_names=["a", "b", "c"]
-    )
+        x, y, num_rounds=5, max_depth=3, l2=0.5, feature_names=["a", "b", "c"],
+        linear_leaves=False,
+    )  # fmt: skip
     booster, data = assert_written(model, x, tmp_path)
     contributions = booster.predict(data, pred_contribs=True)
     np.testing.assert_allclose(contributions.sum(1), jb.predict(model, x), atol=1e-5)
@@ -352,6 +354,8 @@ def test_what_cannot_be_written(tmp_path):
     bad = replace(model, leaf_value=model.leaf_value.at[0].set(jnp.inf))
     with pytest.raises(ValueError, match="leaf_value"):
         jb.interchange.write_xgboost(bad, path)
+    with pytest.raises(ValueError, match="linear leaves"):
+        jb.interchange.write_xgboost(add_slopes(model), path)
     with pytest.raises(ValueError, match="codes"):
         jb.interchange.write_xgboost(add_sets(finite_model(9, 3, 3), [0, 1, 2]), path)
     assert list(tmp_path.iterdir()) == []

@@ -16,7 +16,7 @@ import jboost as jb
 from jboost.sklearn import JBoostRegressor
 from jboost.training.continuing import adopt_categories
 
-ROWS, RUN = 200, dict(num_rounds=8, max_depth=3)
+ROWS, RUN = 200, dict(num_rounds=8, max_depth=3, linear_leaves=False)
 WORDS = np.array([f"w{i:02}" for i in range(60)], object)
 
 
@@ -120,9 +120,9 @@ def test_files_checkpoints_exports_and_further_rounds(model, tmp_path):
     file.seek(0)
     same_bits(jb.load(file), both)
     path = tmp_path / "run"
-    run = partial(jb.fit, table, y, model=model, max_depth=3, checkpoint=path)
-    run(num_rounds=3)
-    same_bits(run(num_rounds=8)[0], both)
+    run = partial(jb.fit, table, y, model=model, checkpoint=path)
+    run(**RUN | dict(num_rounds=3))
+    same_bits(run(**RUN)[0], both)
     jb.interchange.write_xgboost(both, tmp_path / "model.json")
     np.testing.assert_allclose(
         jb.predict(jb.interchange.read_xgboost(tmp_path / "model.json"), table),

@@ -12,6 +12,8 @@ import pandas as pd
 import polars as pl
 import pyarrow as pa
 import pytest
+from linear_leaves import add_slopes
+from shared_models import share
 from tables import ROWS, SMALL, make_regression
 
 import jboost as jb
@@ -37,7 +39,10 @@ NAMES = ("income", "$age$", "a name that is far too long to be written at a tick
 def trained():
     sets = {"one": (X[:50], Y[:50]), "two": (X[50:], Y[50:])}
     metrics = {"spread": lambda scores, targets, weights: jnp.std(scores)}
-    return jb.fit(X, Y, **SMALL, validation=sets, metrics=metrics, feature_names=NAMES)
+    return jb.fit(
+        X, Y, **SMALL, validation=sets, metrics=metrics, feature_names=NAMES,
+        linear_leaves=False,
+    )  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -203,6 +208,27 @@ def test_covers_of_leaves_sum_to_the_rows(trained):
     assert sum(int(line.split("(")[1][:-1]) for line in leaves) == len(X)
     expected = leaf_words(trained[0], 1)
     assert sorted(line.split("\\n")[0] for line in leaves) == sorted(expected)
+
+
+def test_linear_leaves_show_their_terms(trained, ax):
+    model = add_slopes(replace(trained[0], slopes=None, ranges=None), 4)
+    feature, slope, center = (np.asarray(part)[2, 0] for part in model.slopes)
+    dot = plotting.tree_to_dot(model, 2)
+    for leaf in np.unique(np.asarray(jb.leaf_indices(model, X))[:, 2]):
+        terms = np.flatnonzero(feature[leaf] >= 0)
+        lines = [f"{model.leaf_value[2, 0, leaf]:.3g}"]
+        for p in terms[:3]:
+            s, c = slope[leaf, p], center[leaf, p]
+            signs = "-" if s < 0 else "+", "+" if c < 0 else "-"
+            name = plotting.canvas.shorten(NAMES[feature[leaf, p]])
+            lines.append(f"{signs[0]} {abs(s):.3g} ({name} {signs[1]} {abs(c):.3g})")
+        lines += ["…"] * (len(terms) > 3)
+        label = "\\n".join(lines)
+        assert f'"{label}\\n(' in dot
+    plotting.tree(model, 2, ax=ax)
+    assert any("  + " in word and ")  (" in word for word in read(ax.texts))
+    several = plotting.tree_to_dot(add_slopes(share(model, 2)), 2)
+    assert "+ slope of income" in several
 
 
 def test_cut_trees_count_the_leaves_below(trained, ax):

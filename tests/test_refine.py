@@ -8,6 +8,7 @@ import optax
 import pytest
 import scipy.sparse
 from compilations import Compilations
+from linear_leaves import add_slopes, staged_scores
 from tables import FULL, SMALL, make_regression, mean_loss, same_bits, squared_distance
 from test_continue import grown, linked
 
@@ -49,6 +50,20 @@ def test_a_step_follows_the_gradient_of_predict():
     )
     np.testing.assert_allclose(curves.train_loss[0], objective(MODEL), rtol=1e-5)
     np.testing.assert_allclose(curves.train_loss[1], objective(found), rtol=1e-5)
+
+
+def test_linear_leaves_keep_their_slopes():
+    model = add_slopes(MODEL)
+    x = np.where(np.arange(len(X))[:, None] % 7 == 3, np.nan, X)
+    given = dict(offset=HALF, validation=(x, Y, None, HALF), implementation="xla")
+    found, curves = jb.refine(model, x, Y, **given)
+    same_bits(found.slopes, model.slopes)
+    places = ((model, 0), (found, curves.best_epoch))
+    for each, epoch in places:
+        scores = staged_scores(each, x)[-1] + HALF
+        loss = np.mean(np.square(scores - Y))
+        np.testing.assert_allclose(curves.validation_loss[epoch], loss, rtol=1e-5)
+    assert curves.validation_loss[curves.best_epoch] < 0.8 * curves.validation_loss[0]
 
 
 def test_the_penalty_counts_rows():

@@ -2,12 +2,14 @@
 """What a notebook shows of results is short, and frames hold all of it."""
 
 import sys
+from dataclasses import replace
 
 import jax
 import numpy as np
 import pandas as pd
 import pytest
 import xgboost
+from linear_leaves import add_slopes
 
 import jboost as jb
 from jboost import explanation
@@ -161,6 +163,29 @@ def test_nodes_add_up_to_importances(run):
                 node = nodes.loc[node["Yes" if left else "No"]]
             scores[row] += node["Gain"]
     np.testing.assert_allclose(jb.predict(model, TABLE), scores, rtol=1e-6)
+
+
+def test_terms_of_linear_leaves_add_up_to_scores():
+    names = ["a", "b"]
+    constant = jb.fit(X, Y, feature_names=names, rows_per_threshold=0, **SETTINGS)[0]
+    model = add_slopes(replace(constant, slopes=None, ranges=None), seed=3)
+    frame = explanation.trees_to_dataframe(model)
+    leaves = frame[frame["Feature"] == "Leaf"]
+    assert frame["Slopes"][frame["Feature"] != "Leaf"].isna().all()
+    gaps = np.where(np.arange(2 * N).reshape(N, 2) % 7 == 3, np.nan, X)
+    scores = np.full(N, float(model.init_score))
+    found = np.asarray(jb.leaf_indices(model, gaps))
+    for tree in range(3):
+        rows = leaves[leaves["Tree"] == tree].set_index("Gain")
+        for row, leaf in enumerate(found[:, tree]):
+            value = float(model.leaf_value[tree, 0, leaf])
+            lines = [
+                slope * (np.clip(gaps[row, names.index(name)], -1.5, 1.5) - center)
+                for name, slope, center in rows["Slopes"][value] or ()
+            ]
+            scores[row] += value + np.nan_to_num(sum(lines))
+    predicted = jb.predict(model, gaps, implementation="xla")
+    np.testing.assert_allclose(predicted, scores, rtol=1e-5, atol=1e-5)
 
 
 def test_without_pandas_it_is_named(run, monkeypatch):

@@ -37,6 +37,7 @@ from jboost.training.metrics import (
     evaluate_metric,
     try_metrics,
 )
+from jboost.trees.tree import NO_TERM
 
 ImportanceKind = Literal["improvement", "gain", "cover", "splits"]
 KINDS = ("improvement", "gain", "cover", "splits")
@@ -110,6 +111,7 @@ def feature_importance(
 
     For a RegressionTree, improvement equals gain, and curvature equals weight. A split
     that several scores share counts once, and its other values are summed over them.
+    Linear terms of leaves do not count; :func:`permutation_importance` includes them.
 
     Args:
       model: a model from :func:`jboost.fit`, :func:`jboost.to_ensemble` or
@@ -219,7 +221,11 @@ def permutation_importance(
             f"{measured} must be finite on x and y, got {before}; a target may be "
             f"outside the domain of the {measured}"
         )
-    for feature in np.unique(nodes.feature[nodes.is_split]):
+    used = nodes.feature[nodes.is_split]
+    if nodes.slopes is not None:
+        terms = nodes.slopes.feature
+        used = np.append(used, terms[terms != NO_TERM])
+    for feature in np.unique(used):
         column = matrix[:, feature].copy()
         for repeat in range(num_repeats):
             # One seed per shuffle, so that it does not depend on other columns.

@@ -10,7 +10,7 @@ from jboost.entry.messages import import_pandas
 from jboost.explanation.importance import measure_nodes
 from jboost.model.ensemble import Model, read_model
 from jboost.model.nodes import LEAF
-from jboost.model.sorting import name_values, split_values, take_tree
+from jboost.model.sorting import list_terms, name_values, split_values, take_tree
 
 _COLUMNS = (
     "Tree", "Node", "ID", "Feature", "Split", "Yes", "No", "Missing", "Gain", "Cover",
@@ -32,6 +32,11 @@ def trees_to_dataframe(model: Model) -> Any:
     ``Gain`` and ``Cover`` are the terms that :func:`jboost.feature_importance` sums: a
     gain is half of XGBoost's, ``Cover`` is the sum of the curvature. Both are NaN if
     the model does not hold the training sums.
+
+    If the model has linear leaves, a column ``Slopes`` lists the terms of each leaf as
+    (feature, slope, center). The leaf adds ``slope * (x - center)`` for each of them to
+    its value, where x is clipped to the row of ``model.ranges`` of the feature; if one
+    of these x is missing, the value alone counts.
 
     Args:
       model: a model from :func:`jboost.fit`, :func:`jboost.cart.fit_tree` or a reader.
@@ -61,8 +66,15 @@ def trees_to_dataframe(model: Model) -> Any:
     names = names or tuple(f"f{index}" for index in range(ensemble.num_features))
     rows = []
     for number in range(len(nodes.left)):
-        rows += _list_rows(take_tree(nodes, number), number, names, ensemble)
-    return pandas.DataFrame(rows, columns=list(_COLUMNS))
+        tree = take_tree(nodes, number)
+        found = _list_rows(tree, number, names, ensemble)
+        if tree.slopes is not None:
+            terms = (list_terms(tree, node) for node in range(len(found)))
+            named = ([(names[f], *line) for f, *line in each] for each in terms)
+            found = [(*row, t or None) for row, t in zip(found, named, strict=True)]
+        rows += found
+    columns = _COLUMNS if nodes.slopes is None else (*_COLUMNS, "Slopes")
+    return pandas.DataFrame(rows, columns=list(columns))
 
 
 def _measure(nodes, kind):

@@ -15,17 +15,19 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jboost.entry.decorators import on_host
-from jboost.entry.messages import warn_user
+from jboost.entry.messages import show, warn_user
 from jboost.interchange.linked import (
     CategorySplit,
     ForeignError,
     KnownValues,
     build_ensemble,
+    check_growth,
     report_failures,
     round_down,
 )
 from jboost.model.ensemble import Ensemble
 from jboost.model.nodes import LEAF, Nodes
+from jboost.trees.tree import NO_TERM, Slopes
 
 # Values that no split lists go right, as missing values do, so dropping them does not
 # change a prediction. We keep them up to this limit only to bound the arrays.
@@ -157,6 +159,9 @@ def read_lightgbm(source: Any) -> Ensemble:
       returns their sum instead.
     - Missing values: if training saw no missing value, LightGBM reads NaN as 0, so NaN
       goes the way of 0.
+    - Linear trees: linear terms take float32 values of x. Columns in them must span at
+      least 2^12 steps of float32 in training; subtract a constant from others (Unix
+      seconds of one day, for example) before training.
     - Categories: a category that no split lists, an unseen category and a missing value
       go right. LightGBM reads negative categories as missing; pass NaN instead.
       Categories of 2^24 or more are rejected, because float32 cannot represent all of
@@ -181,8 +186,9 @@ def read_lightgbm(source: Any) -> Ensemble:
       OSError: the file cannot be read.
       TypeError: source has another type.
       FileError: the file is damaged or not a LightGBM model, or the model cannot be
-        converted: it has linear trees, categories that are too large, or was trained
-        with ``zero_as_missing`` and a node sends 0 to the other side of its threshold.
+        converted: it has categories that are too large, linear leaves in columns that
+        float32 resolves too coarsely, or was trained with ``zero_as_missing`` and a
+        node sends 0 to the other side of its threshold.
 
     Example:
       >>> import jboost as jb
@@ -251,8 +257,11 @@ def _read_text(text):
     scale = num_scores / num_trees if "average_output" in header and num_trees else 1
     splits = [split for i, tree in enumerate(trees) for split in _list_splits(i, tree)]
     known, values = find_categories(infos, rest, splits)
+    ranges = _read_ranges(infos)
+    nodes = [_make_nodes(tree, scale, ranges) for tree in trees]
+    _check_terms(nodes, known, ranges, names)
     return build_ensemble(
-        [_make_nodes(tree, scale) for tree in trees],
+        nodes,
         init_score=np.zeros(num_scores, np.float32),
         num_features=num_features,
         absent="zero",  # as LightGBM reads sparse matrices
@@ -260,7 +269,7 @@ def _read_text(text):
         splits=splits,
         known=known,
         values=values,
-        ranges=_read_ranges(infos),
+        ranges=ranges,
     )
 
 
@@ -279,8 +288,6 @@ def _read_fields(text):
 
 
 def _read_tree(fields, num_features):
-    if int(fields.get("is_linear", 0)):
-        raise ForeignError("has linear trees, which are not supported")
     if int(fields["num_leaves"]) < 2:
         none = np.zeros(0, int)
         return _Tree(fields, none, none.astype(float), none)
@@ -342,7 +349,7 @@ def _list_splits(number, tree):
     return splits
 
 
-def _make_nodes(tree, scale):
+def _make_nodes(tree, scale, ranges):
     """Converts a tree to nodes: inner nodes first, then leaves.
 
     LightGBM numbers leaves -1, -2, ...; leaf -1 becomes the first node after the inner
@@ -368,6 +375,13 @@ def _make_nodes(tree, scale):
             inner = _numbers(fields, name.replace("leaf_", "internal_"), float)
         return np.concatenate([inner, values])
 
+    value, slopes = of_leaves("leaf_value") * scale, None
+    if int(fields.get("is_linear", 0)):
+        value[num_inner:], *terms = _read_terms(
+            fields, value[num_inner:], scale, ranges
+        )
+        parts: Any = [np.pad(array, ((num_inner, 0), (0, 0))) for array in terms]
+        slopes = Slopes(parts[0] + NO_TERM, *parts[1:])
     exact, missing_left = _find_sides(tree)
     exact = np.append(exact, np.zeros(num_leaves))
     return Nodes(
@@ -376,12 +390,85 @@ def _make_nodes(tree, scale):
         feature=np.append(tree.feature, np.zeros(num_leaves)).astype(np.int32),
         threshold=round_down(exact),
         missing_left=np.append(missing_left, np.ones(num_leaves, bool)),
-        value=(of_leaves("leaf_value") * scale).astype(np.float32),
+        value=value.astype(np.float32),
         gradient=np.full(num_inner + num_leaves, np.nan),
         curvature=of_leaves("leaf_weight"),
         weight=of_leaves("leaf_count"),
         exact_threshold=exact,
+        slopes=slopes,
     )
+
+
+def _read_terms(fields, value, scale, ranges) -> Any:
+    """Returns the leaf values, and features - NO_TERM, slopes, centers: [L, P] each.
+
+    LightGBM's leaf gives a row the score const + sum_p slope_p x_p, or ``value`` if an
+    x_p is missing. Centers with sum_p slope_p center_p = value - const make this value
+    + sum_p slope_p (x_p - center_p). Each is the number nearest to 0 in the range of
+    the feature, so that x - center is no larger than x; the rest of the sum goes to the
+    term that can change the score most. It includes the rounding of the others.
+
+    Args:
+      value: the values of the leaves, times ``scale``.
+    """
+    size = len(value)
+    counts = _as_integers(fields["num_features"].split())
+    indices = _as_integers(fields["leaf_features"].split())
+    const, coeff = (
+        np.array(fields[name].split(), np.float64) * scale
+        for name in ("leaf_const", "leaf_coeff")
+    )
+    if (
+        not len(counts) == len(const) == size
+        or counts.min() < 0 or not counts.sum() == len(indices) == len(coeff)
+        or not (np.isfinite(coeff) & (coeff != 0)).all()
+    ):  # fmt: skip
+        raise ValueError(
+            "leaf_features and leaf_coeff must hold num_features numbers for each of "
+            f"{size} leaves, without coefficients of 0, got {len(indices)} and "
+            f"{len(coeff)}"
+        )
+    check_growth(32 * size * counts.max(), 32 * (size + len(coeff)))
+    given = np.arange(counts.max()) < counts[:, None]
+    ends = np.array([ranges.get(index, (0.0, 0.0)) for index in indices.tolist()])
+    low, high = ends.reshape(-1, 2).T
+    feature = np.zeros(given.shape, np.int32)
+    slope, center, reach = (np.zeros(given.shape) for _ in range(3))
+    feature[given], slope[given] = indices - NO_TERM, coeff
+    center[given] = np.float32(np.clip(0.0, low, high))
+    reach[given] = np.abs(coeff) * (high - low)
+    linear = counts > 0
+    if linear.any():
+        rest = (value - const - np.sum(slope * center, axis=1))[linear]
+        place = np.flatnonzero(linear), np.argmax(reach[linear], axis=1)
+        center[place] += rest / slope[place]
+    with np.errstate(over="ignore"):
+        slope, center = slope.astype(np.float32), center.astype(np.float32)
+    if not (np.isfinite(slope) & np.isfinite(center)).all():
+        raise ValueError("leaf_const and leaf_coeff must fit into float32, do not")
+    return np.where(linear, value, const), feature, slope, center
+
+
+_LEAST_RANGE = 2.0**12  # steps of float32: rounding changes 1 in 2^13 of an effect
+
+
+def _check_terms(trees, known, ranges, names):
+    """Checks that linear terms are in numeric columns, which float32 resolves."""
+    terms = [tree.slopes.feature for tree in trees if tree.slopes is not None]
+    used = np.unique(np.concatenate([[NO_TERM], *(a.ravel() for a in terms)]))
+    for feature in used[used != NO_TERM].tolist():
+        if not 0 <= feature < len(names) or feature in known:
+            raise ValueError(
+                f"leaf_features must be indices of numeric features, got {feature}"
+            )
+        low, high = ranges.get(feature, (0.0, np.inf))
+        step = np.spacing(np.float32(max(abs(low), abs(high))))
+        if high - low < _LEAST_RANGE * step:
+            raise ForeignError(
+                f"has linear leaves in the column {show(names[feature])}, which lay "
+                f"from {low} to {high} in training: too close to each other for "
+                "float32; subtract a constant from it before training"
+            )
 
 
 def _find_sides(tree):

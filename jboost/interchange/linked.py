@@ -22,7 +22,7 @@ from jboost.model.sorting import sort_nodes, take_tree
 from jboost.model.wide_thresholds import pack_float64
 from jboost.tables.categories import WORD, Categories, Category
 from jboost.tables.sparse import Absent
-from jboost.trees.tree import LeafSums
+from jboost.trees.tree import NO_TERM, LeafSums, Slopes
 
 _DAMAGE = (
     ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError,
@@ -135,7 +135,7 @@ def _pack_sets(splits, rows, num_words):
     """Packs the codes that go left at each split into 32-bit words."""
     # Every set is as wide as the largest one, so a small file could need much memory.
     held = 8 * sum(split.values.size for split in splits)
-    _check_growth(4 * len(splits) * num_words, held)
+    check_growth(4 * len(splits) * num_words, held)
     words = np.zeros((len(splits), num_words), np.uint32)
     most = {feature: int(row.max()) for feature, row in rows.items()}
     for own, split in zip(words, splits, strict=True):
@@ -147,7 +147,7 @@ def _pack_sets(splits, rows, num_words):
     return words
 
 
-def _check_growth(needed: int, held: int) -> None:
+def check_growth(needed: int, held: int) -> None:
     """Checks that arrays are not many times larger than the data in the file.
 
     All trees share arrays of one shape. A file with one large tree and many small ones
@@ -200,7 +200,11 @@ def _is_narrow(values, parts=1):
 # Deeper heaps would spend too much memory on unused nodes.
 _HEAP_DEPTH = 8
 _OF_LEAVES = ("value", "gradient", "curvature", "weight")
-_NODE_BYTES = 30  # size of a node in the arrays, without its set of categories
+_NODE_BYTES = 30  # size of a node in the arrays, without categories and linear terms
+_TERM_BYTES = 12  # size of a linear term
+_ALL = np.array(
+    [-np.inf, np.inf], np.float32
+)  # the range of values that are not clipped
 
 
 def round_down(threshold: Float[np.ndarray, " M"]) -> Float32[np.ndarray, " M"]:
@@ -229,7 +233,7 @@ def _place_sets(trees, splits, known, values):
         return categories, trees
     num_nodes = sum(len(tree.left) for tree in trees)
     held = _NODE_BYTES * num_nodes + words.nbytes
-    _check_growth(4 * words.shape[1] * num_nodes, held)
+    check_growth(4 * words.shape[1] * num_nodes, held)
     sets = [np.zeros((len(tree.left), words.shape[1]), np.uint32) for tree in trees]
     for split, own in zip(splits, words, strict=True):
         sets[split.tree][split.node] = own
@@ -268,7 +272,7 @@ def build_ensemble(
     Args:
       trees: the trees in the order of rounds, K per round, with a threshold of NaN at
         categorical splits. Trees of a library that compares in float64 have its exact
-        thresholds.
+        thresholds. Linear terms of their leaves take values from -inf to inf.
       init_score: [K]; K = 1 makes a model with one score per row.
       absent: how the other library reads entries that a sparse matrix does not store.
       known: the categories of each categorical feature; its length exceeds every value
@@ -308,6 +312,11 @@ def build_ensemble(
             arrays[name] = arrays[name][:, :1]
     exact = arrays.get("exact_threshold")
     wide: Any = None if exact is None else pack_float64(exact)
+    slopes = _join_slopes([tree for tree, _ in pairs], depth, linked, shape)
+    every: Any = None
+    if slopes is not None:
+        every = np.tile(_ALL, (num_features, 1))
+        every[[*(known or ())]] = 0  # categories have no linear terms
     start: Any = np.float32(init_score if len(init_score) > 1 else init_score[0])
     # The readers do not know the l2 penalty that the leaves were trained with.
     unknown: Any = np.full(shape, np.nan, np.float32)
@@ -330,6 +339,8 @@ def build_ensemble(
         categories=categories,
         links=Links(arrays["left"], depth) if linked else None,
         wide_threshold=wide,
+        slopes=slopes,
+        ranges=every,
     )
     check_contents(model)  # the same checks as for jboost's own files
     return jax.device_put(model)
@@ -339,10 +350,13 @@ def _check_arrays(trees, depth, linked):
     """Checks the size of the arrays, where each tree takes the space of the largest."""
     each = max((len(t.left) for t in trees), default=0) if linked else 2**depth
     words = [0 if t.left_codes is None else t.left_codes.shape[1] for t in trees]
-    size = _NODE_BYTES + 4 * max(words, default=0)
-    pairs = zip(trees, words, strict=True)
-    held = sum(len(tree.left) * (_NODE_BYTES + 4 * own) for tree, own in pairs)
-    _check_growth(len(trees) * each * size, held)
+    terms = [0 if t.slopes is None else t.slopes.feature.shape[1] for t in trees]
+    own = [
+        _NODE_BYTES + 4 * w + _TERM_BYTES * p for w, p in zip(words, terms, strict=True)
+    ]
+    size = _NODE_BYTES + 4 * max(words, default=0) + _TERM_BYTES * max(terms, default=0)
+    held = sum(len(tree.left) * bytes for tree, bytes in zip(trees, own, strict=True))
+    check_growth(len(trees) * each * size, held)
 
 
 def _keep_wide(pairs, ranges):
@@ -391,6 +405,22 @@ def _allocate(trees, depth, linked) -> dict[str, Any]:
     if trees and trees[0].exact_threshold is not None:
         arrays["exact_threshold"] = np.full(inner, np.nan)
     return arrays
+
+
+def _join_slopes(trees, depth, linked, shape) -> Any:
+    """Returns the linear terms of all leaves; None if all are constant."""
+    sizes = [0 if t.slopes is None else t.slopes.feature.shape[1] for t in trees]
+    if not any(sizes):
+        return None
+    leaves = max(len(tree.left) for tree in trees) if linked else 2**depth
+    full = (len(trees), leaves, max(sizes))
+    arrays: Any = [np.full(full, NO_TERM, np.int32), *np.zeros((2, *full), np.float32)]
+    for number, (tree, size) in enumerate(zip(trees, sizes, strict=True)):
+        if size:
+            index = _find_places(tree, depth, linked)[1][tree.is_leaf]
+            for array, own in zip(arrays, tree.slopes, strict=True):
+                array[number, index, :size] = own[tree.is_leaf]
+    return Slopes(*(array.reshape(*shape, *full[1:]) for array in arrays))
 
 
 def _find_places(tree, depth, linked):

@@ -67,7 +67,7 @@ def read_xgboost(source: Any) -> Ensemble:
     Example:
       >>> import tempfile, numpy as np, jboost as jb
       >>> x = np.arange(40.0)[:, None]
-      >>> model, history = jb.fit(x, np.sqrt(x[:, 0]), num_rounds=5)
+      >>> model, _ = jb.fit(x, np.sqrt(x[:, 0]), num_rounds=5, linear_leaves=False)
       >>> with tempfile.TemporaryDirectory() as folder:
       ...     jb.interchange.write_xgboost(model, folder + "/model.json")
       ...     again = jb.interchange.read_xgboost(folder + "/model.json")

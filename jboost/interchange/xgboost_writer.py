@@ -91,7 +91,8 @@ def write_xgboost(
     and gains, so SHAP values and importances work. Otherwise covers are row weights, or
     0 if those are unknown, too.
 
-    A model with one tree per round for all scores is written with vector leaves, as
+    XGBoost has no linear leaves: train with ``linear_leaves=False``. A model with one
+    tree per round for all scores is written with vector leaves, as
     XGBoost does with ``multi_strategy="multi_output_tree"``, for XGBoost 3.2 or later.
 
     Args:
@@ -109,14 +110,15 @@ def write_xgboost(
     Raises:
       OSError: the file cannot be written.
       TypeError: the model is not an Ensemble.
-      ValueError: the objective is unknown or does not fit K; a leaf value or an initial
-        score is infinite or NaN; XGBoost cannot store the name of a feature or of a
-        category (strings beyond ASCII, floats, booleans).
+      ValueError: the objective is unknown or does not fit K; leaves are linear; a leaf
+        value or an initial score is infinite or NaN; XGBoost cannot store the name of a
+        feature or of a category (strings beyond ASCII, floats, booleans).
 
     Example:
       >>> import json, pathlib, tempfile, numpy as np, jboost as jb
       >>> x = np.arange(40.0)[:, None]
-      >>> model, _ = jb.fit(x, x[:, 0] > 20, jb.losses.logistic, num_rounds=5)
+      >>> loss = jb.losses.logistic
+      >>> model, _ = jb.fit(x, x[:, 0] > 20, loss, num_rounds=5, linear_leaves=False)
       >>> with tempfile.TemporaryDirectory() as folder:
       ...     path = pathlib.Path(folder, "model.json")
       ...     jb.interchange.write_xgboost(model, path, objective="binary:logistic")
@@ -125,6 +127,11 @@ def write_xgboost(
       'binary:logistic'
     """
     check_model(model)
+    if model.slopes is not None:
+        raise ValueError(
+            "model must have constant leaves for XGBoost, got linear leaves; train it "
+            "with linear_leaves=False"
+        )
     warn_of_float32(model, "XGBoost")
     checks.check_word("objective", objective, tuple(_OBJECTIVES))
     checks.check_word("categories", categories, ("names", "codes"))

@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float, Int32, UInt32
 
+from jboost.trees.tree import NO_TERM, Slopes
+
 LEAF = -1  # the child of a node that has no children
 
 
@@ -32,6 +34,7 @@ class Nodes(NamedTuple):
       l2: the penalty added to the curvature in a gain; NaN if unknown.
       gain: reduction of the squared error by a split; None if unknown.
       exact_threshold: the threshold before it was rounded, from readers only.
+      slopes: the linear terms of leaves, [T, M, P]; None if all leaves are constant.
     """
 
     left: Int32[np.ndarray, "*T M"]
@@ -47,6 +50,7 @@ class Nodes(NamedTuple):
     l2: Float[np.ndarray, "*T M"] | None = None
     gain: Float[np.ndarray, "*T M"] | None = None
     exact_threshold: Float[np.ndarray, "*T M"] | None = None
+    slopes: Slopes | None = None
 
     @property
     def is_leaf(self) -> Bool[np.ndarray, "*T M"]:
@@ -91,10 +95,11 @@ def list_nodes(model: Any, rounds: slice = slice(None)) -> Nodes:
         mask = is_leaf.reshape(*is_leaf.shape, *(1,) * (array.ndim - 2))
         return np.where(mask, np.asarray(fill, array.dtype), array)
 
-    def leaves(array):
-        """Returns the values of leaves, and 0 for other nodes."""
-        array = flat(array)
-        return np.where(has_value, array[:, source], array.dtype.type(0))
+    def leaves(array, fill=0) -> Any:
+        """Returns the values of leaves, and ``fill`` for other nodes."""
+        array = flat(array)[:, source]
+        mask = has_value.reshape(*has_value.shape, *(1,) * (array.ndim - 2))
+        return np.where(mask, array, array.dtype.type(fill))
 
     def sums(name):
         if model.sums is None:
@@ -102,7 +107,10 @@ def list_nodes(model: Any, rounds: slice = slice(None)) -> Nodes:
         found = leaves(getattr(model.sums, name)).astype(np.float64)
         return sum_up(found, left)
 
-    codes = model.left_codes
+    codes, slopes = model.left_codes, model.slopes
+    if slopes is not None:
+        numbers = map(leaves, (slopes.slope, slopes.center))
+        slopes = Slopes(leaves(slopes.feature, NO_TERM), *numbers)
     l2 = np.nan if model.sums is None else flat(model.sums.l2)[:, None]
     return Nodes(
         left=left,
@@ -116,6 +124,7 @@ def list_nodes(model: Any, rounds: slice = slice(None)) -> Nodes:
         weight=sums("weight"),
         left_codes=None if codes is None else inner(flat(codes), 0),
         l2=np.broadcast_to(np.asarray(l2, np.float64), left.shape),
+        slopes=slopes,
     )
 
 

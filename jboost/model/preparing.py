@@ -30,6 +30,7 @@ from jboost.model.wide_thresholds import match_wide
 from jboost.numerics.arrays import pad_rows, padded_size
 from jboost.tables.categories import check_values
 from jboost.tables.frames import read_frame, read_offset
+from jboost.trees.tree import NO_TERM
 
 _FEW_NODES, _FEW_LEVELS = 64, 8  # smallest sizes of a padded single tree
 
@@ -227,7 +228,16 @@ def _pad_model(model, explain):
         array = np.asarray(array)
         return np.pad(array, ((0, short), *((0, 0),) * (array.ndim - 1)))
 
-    return map_rounds(pad, model)
+    return _pad_arrays(pad, model)
+
+
+def _pad_arrays(pad, model):
+    """Applies ``pad``, which adds zeros; linear terms that it adds have no feature."""
+    padded: Any = map_rounds(pad, model)
+    if model.slopes is None:
+        return padded
+    terms = pad(np.asarray(model.slopes.feature) - NO_TERM) + NO_TERM
+    return replace(padded, slopes=padded.slopes._replace(feature=terms))
 
 
 def _pad_nodes(model):
@@ -244,7 +254,7 @@ def _pad_nodes(model):
     # A row stays in its leaf, so that more levels change nothing.
     depth = padded_size(links.max_depth, least=_FEW_LEVELS)
     return replace(
-        map_rounds(pad, replace(model, links=None)),
+        _pad_arrays(pad, replace(model, links=None)),
         links=Links(pad(links.left_child), depth),
     )
 

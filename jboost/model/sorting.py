@@ -13,6 +13,7 @@ from jaxtyping import Int, UInt32
 
 from jboost.model.nodes import LEAF, Nodes
 from jboost.tables.categories import Categories
+from jboost.trees.tree import NO_TERM
 
 
 def take_tree(nodes: Nodes, number: int) -> Nodes:
@@ -74,6 +75,14 @@ def find_parents(
         parent[level] = np.tile(inner, 2)
         depth[level] = depth[parent[level]] + 1
     return parent, depth
+
+
+def list_terms(tree: Nodes, node: int) -> list[tuple[int, float, float]]:
+    """Returns the feature, slope and center of each linear term of a node."""
+    if tree.slopes is None:
+        return []
+    terms = zip(*(array[node].tolist() for array in tree.slopes), strict=True)
+    return [term for term in terms if term[0] != NO_TERM]
 
 
 def split_values(

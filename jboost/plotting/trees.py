@@ -10,7 +10,13 @@ from jboost.entry.checks import check_integer, check_word
 from jboost.entry.messages import show
 from jboost.model.ensemble import Model, read_model
 from jboost.model.nodes import LEAF
-from jboost.model.sorting import find_parents, name_values, split_values, take_tree
+from jboost.model.sorting import (
+    find_parents,
+    list_terms,
+    name_values,
+    split_values,
+    take_tree,
+)
 from jboost.plotting.canvas import (
     label_features,
     need_matplotlib,
@@ -25,6 +31,7 @@ Orientation = Literal["horizontal", "vertical"]
 _NAMED = 3  # categories that a condition lists; it counts the others
 _LONGEST = 16  # characters of a category
 _LISTED = 4  # values of a leaf that are all written; of more, the three largest
+_TERMS = 3  # linear terms of a leaf that are written
 
 
 class Node(NamedTuple):
@@ -35,7 +42,8 @@ class Node(NamedTuple):
       depth: 0 for the root.
       is_split: whether the node is drawn with its children.
       values: leaf values, one for each score that is drawn; empty for inner nodes.
-      words: the condition, value or number of leaves; the cover if it is known.
+      words: the condition, value or number of leaves; linear terms; the cover if it is
+        known.
     """
 
     parent: int
@@ -82,7 +90,9 @@ def tree(
     that raise the score are red, and leaves that lower it are blue. For a
     RegressionTree, red and blue mean above and below the mean. If several scores share
     a tree, its leaves have no color. They show the values of up to four scores; of
-    more, only the three of largest magnitude.
+    more, only the three of largest magnitude. A linear leaf has its color by its value,
+    followed by up to three terms, slope * (feature - center); the leaf of several
+    scores names their features only.
 
     Args:
       model: a model of :func:`jboost.fit`, :func:`jboost.cart.fit_tree` or a reader.
@@ -203,6 +213,7 @@ def _read_tree(model, round, score, feature_names, max_depth, precision) -> Tree
             texts = [f"… {num_leaves} leaves"]
         elif num_leaves == 1:
             texts = [_say_values(values[node].tolist(), precision)]
+            texts += _say_terms(trees, node, names, precision)
         else:
             texts = [_say_condition(ensemble, tree, node, names, precision)]
         if cover_name:
@@ -265,6 +276,18 @@ def _say_condition(model, tree, node, names, precision):
     if threshold == np.inf:
         return f"{name} is known"  # all values go left, missing ones go right
     return f"{name} ≤ {write_number(threshold, precision)}"
+
+
+def _say_terms(trees, node, names, precision):
+    """Returns the linear terms of a leaf, or their features for several scores."""
+    terms = list_terms(trees[0], node)
+    texts = []
+    for feature, slope, center in terms[:_TERMS]:
+        size, middle = (write_number(abs(v), precision) for v in (slope, center))
+        text = f"({names[feature]} {'+' if center < 0 else '-'} {middle})"
+        text = f"{'-' if slope < 0 else '+'} {size} {text}"
+        texts.append(text if len(trees) == 1 else f"+ slope of {names[feature]}")
+    return [*texts, *(["…"] if len(terms) > _TERMS else [])]
 
 
 def _say_set(categories, feature, left_codes):

@@ -26,6 +26,7 @@ from jboost.entry.programs import FULL, compiled
 from jboost.kernels.library import resolve_implementation, takes_implementation
 from jboost.losses.names import widen_loss
 from jboost.model.ensemble import Ensemble, check_model
+from jboost.model.predicting import predict
 from jboost.numerics.derivatives import weigh
 from jboost.numerics.exact import sum_channels, sum_rows
 from jboost.objective.evaluation import with_scores_first
@@ -62,7 +63,7 @@ class Part(NamedTuple):
 
     Attributes:
       leaves: leaf indices, stored as small integers.
-      offset: the offset plus the initial score of the given model.
+      offset: the offset, the initial score of the given model, and its linear terms.
     """
 
     leaves: Shaped[Array, "R K N"]
@@ -183,6 +184,8 @@ def refine(
     values v[r, k, l] and the initial scores at once:
 
         F_k(i) = offset_k(i) + init_k + sum_r v[r, k, leaf(r, k, i)]
+
+    Linear leaves keep their slopes; their linear terms count as part of the offset.
 
     The leaf of each row is found once; a step costs two passes over the leaves. The
     values with the least loss on ``validation`` are returned (without it, those with
@@ -367,11 +370,17 @@ def _make_part(model, given: ModelRows) -> Part:
         leaves[first : first + len(found)] = found  # all scores of a shared tree
         first += len(found)
     init_score = np.asarray(model.init_score).reshape(-1, 1)
+    offset = np.asarray(given.rows.offset) + init_score
+    if model.slopes is not None:
+        zeros = jax.tree.map(jnp.zeros_like, (model.leaf_value, model.init_score))
+        lines = replace(model, leaf_value=zeros[0], init_score=zeros[1])
+        added = np.asarray(predict(lines, given.x))
+        offset[:, : len(added)] += added.reshape(len(added), -1).T
     return Part(
         leaves=jax.device_put(leaves),
         targets=given.rows.data.targets,
         weights=given.rows.data.weights,
-        offset=jax.device_put(np.asarray(given.rows.offset) + init_score),
+        offset=jax.device_put(offset),
     )
 
 

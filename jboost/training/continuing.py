@@ -24,8 +24,14 @@ from jboost.boosting.sharding import EVERYWHERE
 from jboost.boosting.state import Arrays, Problem, estimate_parameters
 from jboost.entry.messages import show
 from jboost.entry.programs import compiled
-from jboost.model.ensemble import Ensemble, check_model, map_rounds, take_part
-from jboost.model.predicting import leaf_indices
+from jboost.model.ensemble import (
+    Ensemble,
+    check_model,
+    map_rounds,
+    take_part,
+    truncate,
+)
+from jboost.model.predicting import leaf_indices, predict
 from jboost.model.wide_thresholds import warn_of_float32
 from jboost.tables.categories import WORD, Categories
 from jboost.tables.frames import RowSource
@@ -247,6 +253,9 @@ def _each_round(model, x, steps):
     num_scores, num_rows = steps.shape
     if not num_rows:  # other processes have some
         return
+    if model.slopes is not None:
+        yield from _each_linear_round(model, x, steps)
+        return
     step = max(1, min(_MOST_ROUNDS, _MOST_LEAVES // (num_scores * num_rows)))
     values = np.asarray(model.leaf_value)
     for first in range(0, model.num_rounds, step):
@@ -259,3 +268,13 @@ def _each_round(model, x, steps):
             for k in range(num_scores):
                 steps[k] += values[first + number, k][leaves[:, number, k]]
             yield first + number
+
+
+def _each_linear_round(model, x, steps):
+    """Adds the values of linear leaves to the steps, as :func:`_each_round`."""
+    start = jax.device_put(np.zeros(np.shape(model.init_score), np.float32))
+    model = replace(model, init_score=start)
+    for number in range(model.num_rounds):
+        added = np.asarray(predict(truncate(model, 1, first=number), x))
+        steps += added.reshape(len(added), -1).T
+        yield number

@@ -22,7 +22,7 @@ from jboost.entry.messages import MOST_LINES, cut, import_pandas
 from jboost.kernels.calls import make_aligned
 from jboost.model.ensemble import Ensemble, Links, rounds_of, to_ensemble, truncate
 from jboost.training.metrics import BY_LOSS, Criterion
-from jboost.trees.tree import BoostedTrees, Tree
+from jboost.trees.tree import NO_TERM, BoostedTrees, Slopes, Tree
 
 UNNAMED = "validation"  # the name of a set that was given without one
 
@@ -553,7 +553,8 @@ def append_rounds(before: Ensemble, after: Ensemble) -> Ensemble:
     else:
         width = 2 ** max(before.max_depth, after.max_depth) - 1
     words = max(_words(before), _words(after))
-    parts = [_take_arrays(model, width, words) for model in (before, after)]
+    terms, ranges = max(_terms(before), _terms(after)), _join_ranges(before, after)
+    parts = [_take_arrays(model, width, words, terms) for model in (before, after)]
     arrays: dict[str, Any] = {}
     for name, first in parts[0].items():
         second = parts[1][name]
@@ -567,7 +568,28 @@ def append_rounds(before: Ensemble, after: Ensemble) -> Ensemble:
         depth = max(before.max_depth, after.max_depth)
         links = Links(left_child=left_child, max_depth=depth)
     names = after.feature_names or before.feature_names
-    return replace(before, **arrays, links=links, feature_names=names)
+    return replace(before, **arrays, links=links, feature_names=names, ranges=ranges)
+
+
+def _join_ranges(before, after):
+    """Returns the ranges of the features, which both models must have in common."""
+    if before.slopes is None or after.slopes is None:
+        return after.ranges if before.slopes is None else before.ranges
+    one, other = np.asarray(before.ranges), np.asarray(after.ranges)
+    differs = np.any(one != other, axis=1)
+    if differs.any():
+        feature = int(np.argmax(differs))
+        raise ValueError(
+            "ranges of models with linear leaves must be equal to join them, got "
+            f"{one[feature].tolist()} and {other[feature].tolist()} for feature "
+            f"{feature}"
+        )
+    return before.ranges
+
+
+def _terms(model):
+    """Linear terms of a leaf."""
+    return 0 if model.slopes is None else model.slopes.feature.shape[3]
 
 
 def _words(model):
@@ -575,13 +597,15 @@ def _words(model):
     return 0 if model.left_codes is None else model.left_codes.shape[3]
 
 
-def _take_arrays(model, width, words):
+def _take_arrays(model, width, words, terms):
     """Returns the arrays with an axis of rounds, with ``width`` nodes per tree."""
     short = width - model.feature.shape[2]
 
     def pad(array, fill):
         array = np.asarray(array)
-        return np.pad(array, ((0, 0), (0, 0), (0, short)), constant_values=fill)
+        widths = [(0, 0)] * array.ndim
+        widths[2] = (0, short)
+        return np.pad(array, widths, constant_values=fill)
 
     arrays: dict[str, Any] = dict(
         feature=pad(model.feature, 0),
@@ -589,6 +613,7 @@ def _take_arrays(model, width, words):
         missing_left=pad(model.missing_left, True),
         left_codes=None,
         left_child=None,
+        slopes=None,
     )
     if words:
         codes = np.zeros((*arrays["feature"].shape, words), np.uint32)
@@ -605,13 +630,32 @@ def _take_arrays(model, width, words):
         if model.links is not None:
             return pad(values, 0)
         values = np.asarray(values)  # a leaf's rows all go left from where it was
-        wide = np.zeros((*values.shape[:2], width + 1), values.dtype)
+        shape = (*values.shape[:2], width + 1, *values.shape[3:])
+        wide = np.zeros(shape, values.dtype)
         wide[:, :, :: (width + 1) // values.shape[2]] = values
         return wide
 
     arrays["leaf_value"] = widen(model.leaf_value)
     arrays["sums"] = _map_leaves(widen, model.sums)
+    if terms:
+        arrays["slopes"] = _take_slopes(model, widen, terms)
     return arrays
+
+
+def _take_slopes(model, widen, terms):
+    """Returns the slopes of all leaves, with ``terms`` terms each."""
+    short = ((0, 0), (0, 0), (0, 0), (0, terms - _terms(model)))
+
+    def change(array) -> Any:
+        return widen(np.pad(np.asarray(array), short))
+
+    slopes = model.slopes
+    if slopes is None:
+        none: Any = np.zeros((*model.leaf_value.shape, 0), np.float32)
+        feature: Any = np.zeros((*model.feature.shape[:2], *none.shape[2:]), np.int32)
+        slopes = Slopes(feature, slope=none, center=none)
+    feature = change(np.asarray(slopes.feature) - NO_TERM) + NO_TERM
+    return Slopes(feature, change(slopes.slope), change(slopes.center))
 
 
 def _map_leaves(change, sums):
@@ -650,6 +694,10 @@ def _link(model: Ensemble) -> Ensemble:
             weight=of_leaves(nodes.weight),
         )
     left_codes = None if nodes.left_codes is None else by_tree(nodes.left_codes)
+    slopes = nodes.slopes
+    if slopes is not None:
+        numbers = map(by_round, (slopes.slope, slopes.center))
+        slopes = Slopes(by_tree(slopes.feature), *numbers)
     own = np.arange(nodes.left.shape[1], dtype=np.int32)
     left_child = np.where(is_leaf, own, nodes.left)
     return replace(
@@ -661,6 +709,7 @@ def _link(model: Ensemble) -> Ensemble:
         sums=sums,
         left_codes=left_codes,
         links=Links(by_tree(left_child), model.max_depth),
+        slopes=slopes,
     )
 
 
@@ -671,4 +720,7 @@ def _repeat_structure(model: Ensemble) -> Ensemble:
     names = ("feature", "threshold", "missing_left", "left_codes", "links")
     parts = {name: getattr(model, name) for name in names}
     repeat = partial(np.repeat, repeats=model.num_scores, axis=1)
-    return replace(model, **jax.tree.map(repeat, parts))
+    slopes = model.slopes
+    if slopes is not None:
+        slopes = slopes._replace(feature=repeat(slopes.feature))
+    return replace(model, **jax.tree.map(repeat, parts), slopes=slopes)

@@ -16,6 +16,7 @@ from jboost.entry.messages import show_fields
 from jboost.kernels.xla import round_alone
 
 CATEGORICAL = -1  # the threshold of a split by categories
+NO_TERM = -1  # the feature of a linear term that a leaf does not have
 
 
 class LeafSums(NamedTuple):
