@@ -248,3 +248,40 @@ def test_bad_calls_are_named(call, message):
         call = dict(model=jb.fit(X, Y, num_rounds=1, max_depth=3)[0])
     with pytest.raises(ValueError, match=message):
         hold(**call)
+
+
+def test_members_hold_out_other_rows_and_are_averaged(monkeypatch):
+    masks = [draw(0.2, 5, WEIGHTS > 0, LEVELS, None, 2, member) for member in range(5)]
+    np.testing.assert_array_equal(np.sum(masks, axis=0), WEIGHTS > 0)
+    kept, average = [], fitting._average
+    monkeypatch.setattr(
+        fitting, "_average", lambda each: (kept.extend(each), average(each))[1]
+    )
+    call = {**CALL, "refit": "auto"}
+    model, history = jb.fit(X, Y, members=3, **call)
+    first, own = jb.fit(X, Y, **call)
+    same_bits(kept[0].model, first)
+    np.testing.assert_array_equal(history.validation_loss, own.validation_loss)
+    rounds = [part.model.num_rounds for part in kept]
+    assert history.choices["rounds_of_members"] == rounds
+    assert len({part.history.validation_loss[0] for part in kept}) == 3
+    expected = np.mean([jb.predict(part.model, X) for part in kept], axis=0)
+    np.testing.assert_allclose(jb.predict(model, X), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["shared", "queries", "categories"])
+def test_members_of_fixed_rounds_are_models_with_other_seeds(name):
+    case = dict(CASES[name])
+    rows = case.pop("x", X), case.pop("y", Y), case.pop("loss", jb.losses.huber)
+    call = dict(max_depth=2, num_rounds=3, **case)
+    model, _ = jb.fit(*rows, members=2, **call)
+    each = [jb.predict(jb.fit(*rows, seed=seed, **call)[0], rows[0]) for seed in (0, 1)]
+    expected = np.mean(np.asarray(each), axis=0)
+    np.testing.assert_allclose(jb.predict(model, rows[0]), expected, atol=1e-5)
+
+
+def test_members_need_runs_of_their_own(tmp_path):
+    model, _ = jb.fit(X, Y, num_rounds=1)
+    for name, value in dict(model=model, checkpoint=tmp_path / "run").items():
+        with pytest.raises(ValueError, match=f"members must be 1 with {name}"):
+            jb.fit(X, Y, members=2, num_rounds=1, **{name: value})

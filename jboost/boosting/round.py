@@ -240,10 +240,11 @@ def add_slopes(
     if terms is None:
         sizes = method.num_terms, method.num_bins
         terms = list_terms(tree, _without_signs(problem), *sizes)
+    unit: Any = state.weight_unit if method.regularization == "relative" else 1.0
     slopes = fit_slopes(
         table, numbers.ranges, terms, leaf, (fitted.gradient, fitted.curvature),
         plan.weights(problem.data, fitted.known), sums,
-        (fitted.mean, state.weight_unit),
+        (fitted.mean * unit, unit),
     )  # fmt: skip
     least = plan.limits.min_child_samples
     exact = decide_by_data(state.pointed, state.least_rows, method.leaf_solver, least)

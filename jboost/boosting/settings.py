@@ -423,6 +423,15 @@ class HoldOutSettings(TableSettings, total=False):
         "training rows. Losses in `history` are those before.")]
 
 
+    members: Annotated[int, Setting(1, _integer(1), "Validation and stopping",
+        "models whose mean score is the result; each is trained with a seed of its own",
+        "Where rows are held out, each member holds out others, stops by itself, and "
+        "is fitted to all rows at last. The result is one model with the rounds of all "
+        "members, of leaf values divided by their number. `history` is that of the "
+        "first member, and its choices have \"rounds_of_members\". Not with `model` or "
+        "`checkpoint`.")]
+
+
 class StudySettings(TableSettings, ScoreSettings, total=False):
     """The hyperparameters of ``cross_validate`` and ``sweep``."""
 

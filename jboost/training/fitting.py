@@ -8,9 +8,12 @@ the rows (``preparing``); begin afresh, from a model or from a checkpoint
 
 import functools
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import reduce
 from os import PathLike
 from typing import Any, ParamSpec, TypeVar, Unpack
 
+import jax
 import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import ArrayLike, Shaped
@@ -44,11 +47,17 @@ from jboost.training.leaf_rounds import refit_rounds
 from jboost.training.metrics import By, Metrics
 from jboost.training.preparing import (
     Prepared,
+    divide_rows,
     make_job,
     make_leaf_job,
     prepare_rows,
 )
-from jboost.training.record import Trained, TrainingError, TrainingInterrupted
+from jboost.training.record import (
+    Trained,
+    TrainingError,
+    TrainingInterrupted,
+    append_rounds,
+)
 from jboost.training.request import (
     FitRequest,
     RawRows,
@@ -205,19 +214,47 @@ def _train(request: FitRequest) -> Trained:
         compare_processes(describe_call(request))
     refuse_large_run(request)
     with lock_checkpoint(request.checkpoint):
-        prepared = prepare_rows(request)
-        if request.holds_out and not prepared.sets:
-            request = request.with_fixed_rounds()
+        prepared, count = prepare_rows(request), request.settings.members
         with (
             resolve_implementation(prepared.training.rows.data.weights),
-            open_bar(len(request.rates), request.progress) as bar,
             keep_scratch(),
         ):
-            run = begin_run(request, prepared, bar)
-            trained = run_rounds(run)
-            if prepared.whole is None:
-                return trained
-            return _refit(request, prepared.whole, run.record, trained)
+            each = [_train_member(request, prepared, i) for i in range(count)]
+    return each[0] if count == 1 else _average(each)
+
+
+def _train_member(request, prepared, member):
+    prepared = divide_rows(request, prepared, member)
+    if request.holds_out and not prepared.sets:
+        request = request.with_fixed_rounds()
+    seed = (request.settings.seed + member) % 2**32
+    request = request._replace(settings=request.settings.replace(seed=seed))
+    with open_bar(len(request.rates), request.progress) as bar:
+        run = begin_run(request, prepared, bar)
+        trained = run_rounds(run)
+        if prepared.whole is None:
+            return trained
+        return _refit(request, prepared.whole, run.record, trained)
+
+
+def _average(each):
+    """Returns one model whose scores are the mean of those of the members."""
+    count = np.float32(len(each))
+
+    def share(array):
+        return jax.device_put(np.asarray(array) / count)
+
+    parts = []
+    for model, _ in each:
+        slopes = model.slopes
+        if slopes is not None:
+            slopes = slopes._replace(slope=share(slopes.slope))
+        parts.append(replace(model, leaf_value=share(model.leaf_value), slopes=slopes))
+    start = share(sum(np.asarray(model.init_score) for model, _ in each))
+    history = each[0].history
+    rounds = [model.num_rounds for model, _ in each]
+    history = replace(history, choices={**history.choices, "rounds_of_members": rounds})
+    return Trained(replace(reduce(append_rounds, parts), init_score=start), history)
 
 
 def begin_run(request: FitRequest, prepared: Prepared, bar: tqdm) -> FitRun:

@@ -21,7 +21,7 @@ _FEW = 1000  # rows that tell that there are many
 
 
 def hold_out(
-    rows: PaddedRows, share: float, seed: int, least: int
+    rows: PaddedRows, share: float, seed: int, least: int, member: int = 0
 ) -> tuple[PaddedRows, PaddedRows] | None:
     """Divides rows into a part to train on and a part that is held out.
 
@@ -32,6 +32,7 @@ def hold_out(
       share: the share of rows, or of groups, to hold out.
       seed: the seed of the draw.
       least: the least number of rows to divide.
+      member: the number of the draw; the first 1 / share draws have no row in common.
 
     Returns:
       The two parts; None for fewer rows, or a single group.
@@ -40,7 +41,7 @@ def hold_out(
     groups, number = rows.data.groups, None
     if groups is not None and groups.number is not None:
         number = np.asarray(groups.number)[: rows.size]
-    mask = draw(share, seed, weights > 0, targets, number, least)
+    mask = draw(share, seed, weights > 0, targets, number, least, member)
     if mask is None:
         return None
     first, _ = rows.division
@@ -56,6 +57,7 @@ def draw(
     targets: Any,
     number: Shaped[np.ndarray, " N"] | None = None,
     least: int = 2,
+    member: int = 0,
 ) -> Bool[np.ndarray, " N"] | None:
     """Draws the rows to hold out; see :func:`hold_out`.
 
@@ -78,10 +80,11 @@ def draw(
     if kinds is not None:  # in order of their values, and at random among equals
         order = order[np.argsort(kinds[order], kind="stable")]
     # One of each 1 / share units along this order.
-    steps = np.floor(np.arange(len(units) + 1) * share + chance.random())
+    begin = chance.random() - member * share
+    steps = np.floor(np.arange(len(units) + 1) * share + begin)
     drawn = units[order[np.diff(steps) > 0]]
     if not 0 < len(drawn) < len(units):
-        drawn = units[order[:1]]
+        drawn = units[order[member % len(order), None]]
     if number is None:
         mask = np.zeros(len(counted), bool)
         mask[drawn] = True

@@ -107,6 +107,8 @@ class Prepared(NamedTuple):
 def prepare_rows(request: FitRequest) -> Prepared:
     """Reads, checks and bins the rows, and puts them on the device.
 
+    No rows are held out yet; see :func:`divide_rows`.
+
     Raises:
       TypeError, ValueError: for rows that do not suit the request.
     """
@@ -143,25 +145,27 @@ def prepare_rows(request: FitRequest) -> Prepared:
             if part.spread is not None:
                 targets, weights = part.real
             check_domain(request.loss, targets, weights, num_scores, name)
-    prepared = Prepared(training, sets, names, model)
-    if request.holds_out:
-        return _hold_out(request, prepared)
-    if request.settings.refit is True:
-        pair = rows, next(iter(sets.values()))
-        whole = join_rows(pair, request.loss, num_scores, request.padded)
-        return prepared._replace(whole=whole)
-    return prepared
+    return Prepared(training, sets, names, model)
 
 
-def _hold_out(request, prepared):
-    """Returns the rows with some of them as the validation set.
+def divide_rows(request: FitRequest, prepared: Prepared, member: int = 0) -> Prepared:
+    """Holds out rows for the request, and adds those that leaves are at last fitted to.
 
-    For ``num_rounds="auto"`` few rows stay as they are.
+    For ``num_rounds="auto"`` few rows stay as they are. Each member holds out others.
+
+    Raises:
+      ValueError: too few rows can be held out.
     """
     settings, rows = request.settings, prepared.training.rows
+    if not request.holds_out and settings.refit is True:
+        pair = rows, next(iter(prepared.sets.values()))
+        whole = join_rows(pair, request.loss, settings.num_scores, request.padded)
+        return prepared._replace(whole=whole)
+    if not request.holds_out:
+        return prepared
     divided = hold_out(
         rows, settings.validation_fraction, settings.seed,
-        least=FEWEST_ROWS if request.automatic else 2,
+        least=FEWEST_ROWS if request.automatic else 2, member=member,
     )  # fmt: skip
     if divided is None and not request.automatic:
         kind = "rows" if rows.data.groups is None else "groups"

@@ -164,6 +164,12 @@ def read_request(
         settings.num_rounds,
         first=0 if model is None else model.num_rounds,
     )
+    for name, value in dict(model=model, checkpoint=checkpoint).items():
+        if settings.members > 1 and value is not None:
+            raise ValueError(
+                f"members must be 1 with {name}, which holds one run, got "
+                f"{settings.members}"
+            )
     watchers = _check_callbacks(callbacks)
     path = _read_checkpoint(checkpoint, checkpoint_rounds)
     begin = initial_scores(settings)
