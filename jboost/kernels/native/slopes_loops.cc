@@ -11,7 +11,8 @@ typedef int32_t Ints
 
 // sums += factor * values, cut to whole numbers, times `times`.
 JBOOST_INLINE void AddLine(float factor, Floats values, int32_t times, uint32_t* sums) {
-  Ints whole = __builtin_convertvector(factor * values, Ints) * times;
+  Ints whole = __builtin_convertvector(factor * values, Ints);
+  if (times != 1) whole *= times;
   *reinterpret_cast<Ints*>(sums) += whole;
 }
 
