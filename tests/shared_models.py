@@ -86,7 +86,7 @@ def make_model(kind, num_scores=3):
     """Returns a model whose scores share trees, with missing values and more."""
     x = make_rows()
     y = np.nan_to_num(x[:, 0] * x[:, 1] + np.sin(x[:, 4]))
-    options = {}
+    options = dict(linear_leaves=False)
     if kind == "categories":
         options["categorical"] = [4]
     if kind == "absent":

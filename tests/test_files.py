@@ -19,6 +19,7 @@ import lightgbm
 import numpy as np
 import pytest
 import xgboost
+from linear_leaves import add_slopes
 from tables import same_bits
 
 import jboost as jb
@@ -87,6 +88,7 @@ MODELS = {
     "no rounds": jb.truncate(make_heaps(), 0),
     "bare": replace(make_heaps(), sums=None, feature_names=None),
     "linked": make_linked(),
+    "linear leaves": add_slopes(make_heaps(scores=2)),
     "tree": make_tree(),
     "bins": jb.fit_bins(np.random.default_rng(1).normal(size=(9, 2)), absent="zero"),
     "codes": jb.fit_bins(np.array([[3.0, 0.5], [1, 2], [1, 4]]), categorical=[0]),
@@ -306,8 +308,9 @@ def changed(model, name, *pairs):
     return {name: array}
 
 
-HEAPS, LINKED, TREE, BINS, CODES = (
-    MODELS[name] for name in ("bare", "linked", "tree", "bins", "codes")
+HEAPS, LINKED, LINES, TREE, BINS, CODES = (
+    MODELS[name]
+    for name in ("bare", "linked", "linear leaves", "tree", "bins", "codes")
 )
 INVALID = {
     "a feature beyond": (HEAPS, changed(HEAPS, "feature", (2, 3)), {}, "feature"),
@@ -344,6 +347,16 @@ INVALID = {
     "few values": (LINKED, {}, {"categories.values": [["a"]]}, "categories.values"),
     "no value": (LINKED, {}, {"categories.values": [[["a"]] * 4]}, "categories.values"),
     "many features": (HEAPS, {}, dict(num_features=2 * 10**9), "num_features"),
+    "a term": (LINES, changed(LINES, "slopes.feature", (5, 3)), {}, "slopes.feature"),
+    "a high term": (
+        LINES,
+        changed(LINES, "slopes.feature", (5, 2**31 - 1)),
+        {},
+        "slopes.feature",
+    ),
+    "no ranges": (LINES, dict(ranges=None), {}, "slopes must come with ranges"),
+    "few ranges": (LINES, dict(ranges=np.zeros((2, 2), "f")), {}, "number of ranges"),
+    "no centers": (LINES, {"slopes.center": None}, {}, "slopes.center.* missing"),
     "a loop": (TREE, changed(TREE, "left", (1, 1)), {}, "level by level"),
     "outside": (TREE, changed(TREE, "left", (0, 99)), {}, "level by level"),
     "a column": (TREE, changed(TREE, "feature", (0, 3)), {}, "feature"),

@@ -125,7 +125,8 @@ def find_ranges(
     with fewer than three thresholds, is empty: no leaf has a slope in it.
     """
     numpy: Any = np if isinstance(thresholds, np.ndarray) else jnp
-    count = numpy.sum(numpy.isfinite(thresholds), axis=1)
+    finite = numpy.isfinite(thresholds)
+    thresholds, count = numpy.where(finite, thresholds, 0), numpy.sum(finite, axis=1)
 
     def quantile(percent):
         place = ((count - 1).clip(0) * percent + 50) // 100
