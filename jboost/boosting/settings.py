@@ -37,14 +37,21 @@ from jboost.trees.candidates import Candidates, CandidateWeights
 from jboost.trees.leaves import LeafSolver
 
 
+def rate_by_rows(num_rows: int) -> float:
+    """Returns the learning rate "auto" of a run that stops early."""
+    return float(np.clip(0.06 * (num_rows / 5000) ** 0.2, 0.01, _RATE))
+
+
 def learning_rates(
     learning_rate: Any, num_rounds: int, first: int = 0
 ) -> Array | np.ndarray:
     """Returns one rate per round from a number or a schedule, starting at ``first``."""
+    if isinstance(learning_rate, str) and learning_rate == "auto":
+        learning_rate = _RATE
     if not callable(learning_rate):
         checks.check_number(
             "learning_rate", learning_rate, above=0.0,
-            also=" or a schedule, round -> number",
+            also=", 'auto' or a schedule, round -> number",
         )  # fmt: skip
         if isinstance(learning_rate, Tracer):
             rate = jnp.asarray(learning_rate, jnp.float32)
@@ -71,6 +78,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 _MOST_DEPTH = 20  # a heap of 2^20 leaves
 _MOST_ROUNDS, _PATIENCE = 2000, 50  # with early stopping
 _FIXED_ROUNDS = 100  # without
+_RATE = 0.1
 ROWS_PER_THRESHOLD, SUBSAMPLE, PARENT_ROWS = 100, 0.7, 10.0  # in place of "auto"
 _INF = float("inf")
 _MARK = "{settings}"  # where a docstring lists them
@@ -163,8 +171,12 @@ class LeafSettings(TypedDict, total=False):
     """The hyperparameters of leaf values: keywords of ``refit``."""
 
     # Checked where the rates of all rounds are computed: a schedule may reach 0.
-    learning_rate: Annotated[Any, _traced(0.1, None, "Trees",
-        "factor of leaf values: a number, or a schedule, round -> number, as in optax")]
+    learning_rate: Annotated[Any, _traced(_RATE, None, "Trees",
+        "factor of leaf values: a number, or a schedule, round -> number, as in optax; "
+        "auto: less for few rows",
+        "`\"auto\"` is 0.06 (N / 5000)^0.2, from 0.01 to 0.1, for N training rows in "
+        "`fit` with `num_rounds=\"auto\"` and early stopping, and 0.1 elsewhere. "
+        "`history.choices` has the number, which `jboost.refit` needs.")]
     l1: Annotated[Number, _traced(0.0, _PENALTY, "Trees",
         "penalty alpha: moves the gradient sum of a leaf toward 0",
         "Weak leaves become 0. Counted like `l2` (relative: XGBoost's alpha is `l1` "

@@ -20,7 +20,13 @@ from jaxtyping import ArrayLike, Shaped
 from tqdm import tqdm
 
 from jboost import losses
-from jboost.boosting.settings import FitSettings, read_settings, takes_settings
+from jboost.boosting.settings import (
+    FitSettings,
+    learning_rates,
+    rate_by_rows,
+    read_settings,
+    takes_settings,
+)
 from jboost.entry.arguments import explain_arguments
 from jboost.entry.decorators import on_host
 from jboost.entry.exchanges import gather_numbers, num_processes, use_processes
@@ -227,6 +233,7 @@ def _train_member(request, prepared, member):
     prepared = divide_rows(request, prepared, member)
     if request.holds_out and not prepared.sets:
         request = request.with_fixed_rounds()
+    request = _choose_rate(request, prepared.training.rows)
     seed = (request.settings.seed + member) % 2**32
     request = request._replace(settings=request.settings.replace(seed=seed))
     with open_bar(len(request.rates), request.progress) as bar:
@@ -235,6 +242,19 @@ def _train_member(request, prepared, member):
         if prepared.whole is None:
             return trained
         return _refit(request, prepared.whole, run.record, trained)
+
+
+def _choose_rate(request, rows):
+    """Returns the request with the learning rate that suits the number of rows."""
+    settings = request.settings
+    stops = request.automatic and settings.early_stopping_rounds is not None
+    auto = isinstance(settings.learning_rate, str)
+    if not (stops and auto and settings.regularization == "relative"):
+        return request
+    counted = np.count_nonzero(rows.real[1] > 0)
+    rate = rate_by_rows(sum(gather_numbers(int(counted))))
+    rates = np.asarray(learning_rates(rate, len(request.rates)))
+    return request._replace(settings=settings.replace(learning_rate=rate), rates=rates)
 
 
 def _average(each):

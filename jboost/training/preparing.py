@@ -265,7 +265,8 @@ def _find_ranges(settings, matrix, bins, model):
     if not settings.linear_leaves or sparse:
         return None
     if model is not None and model.ranges is not None:
-        return np.asarray(model.ranges)
+        known = np.asarray(model.ranges)  # infinite in models of other libraries
+        return known if np.isfinite(known).all() else None
     categorical = () if bins.categories is None else bins.categories.features
     return find_ranges(np.asarray(bins.thresholds), categorical)
 

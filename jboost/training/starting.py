@@ -587,6 +587,7 @@ def start_record(request: Any, prepared: Any, job: Job, state: BoostState, rule:
             rows_per_threshold=request.settings.rows_per_threshold,
             parent_rows=float(request.settings.parent_rows),
             linear_leaves=method.num_terms > 0,
+            learning_rate=float(request.rates[0]) if len(request.rates) else None,
             early_stopping_rounds=request.settings.early_stopping_rounds,
             refit=prepared.whole is not None,
         ),
