@@ -64,6 +64,14 @@ def full_search_of_file():
         yield
 
 
+@pytest.fixture(scope="module")
+def constant_leaves_of_file():
+    """Makes leaves constant: sparse rows, streams and codes have no others."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(settings, "LINEAR_LEAVES", False)
+        yield
+
+
 def draw_nothing(patch):
     """Changes what "auto" stands for."""
     patch.setattr(settings, "SUBSAMPLE", 1.0)

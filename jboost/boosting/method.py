@@ -174,7 +174,7 @@ def make_method(
 
 def _count_terms(settings, choices, ranges):
     """Returns the number of terms of a leaf; 0 for leaves that are order statistics."""
-    if not settings.linear_leaves:
+    if not settings.linear_leaves or choices.leaf_solver == "line_search":
         return 0
     if ranges is None or choices.order_statistics:
         if settings.given["linear_leaves"] is True:

@@ -41,9 +41,9 @@ from jboost.kernels.exact_sums import split_weights
 from jboost.kernels.library import choose
 from jboost.kernels.xla import round_alone
 from jboost.numerics.derivatives import weigh, without_derivatives
-from jboost.numerics.exact import sum_channels, sum_tables
+from jboost.numerics.exact import sum_changes, sum_channels, sum_tables
 from jboost.objective.curvature import information_triangles, round_seed
-from jboost.objective.evaluation import gradients, hessian_products
+from jboost.objective.evaluation import gradients, hessian_products, loss_values
 from jboost.trees.candidates import measure, propose
 from jboost.trees.exact_growth import grow_sorted_tree
 from jboost.trees.grow import grow_levels
@@ -199,7 +199,30 @@ def fit_leaves(
         value = jnp.clip(value, *limits.values.bounds)
     if bounds is None and limits.values is not None:
         bounds = jnp.broadcast_to(limits.values.bounds, (*value.shape, 2))
-    return _finish(problem, learning_rate, tree, value, bounds)._replace(bounds=None)
+    tree = _finish(problem, learning_rate, tree, value, bounds)._replace(bounds=None)
+    if tree.slopes is None or method.leaf_solver in ("newton", "hessian", "joint"):
+        return tree
+    lower = _lowers_loss(problem, bind_objective(problem, state), groups, tree)
+    slope = jnp.where(lower, tree.slopes.slope, 0.0)
+    return tree._replace(slopes=tree.slopes._replace(slope=slope))
+
+
+def _lowers_loss(problem, objective, groups, tree, before=None):
+    """Returns whether the loss does not rise where a tree with slopes is added.
+
+    ``before`` is the loss of each row before; None: computed here.
+    """
+    k, table = groups.k, problem.data.values
+    moved = add_leaves(
+        groups.scores[k][None], jax.tree.map(lambda array: array[None], tree),
+        groups.group[None], table,
+    )[0]  # fmt: skip
+    after = loss_values(objective, groups.scores.at[k].set(moved))
+    before = loss_values(objective, groups.scores) if before is None else before
+    change, size = sum_changes(
+        before, after, jnp.zeros_like(groups.group), 1, groups.weights
+    )
+    return (change <= 1e-6 * size)[0]  # the rounding error of the sum
 
 
 def _finish(problem, learning_rate, tree, value, bounds):
@@ -301,7 +324,10 @@ def are_steps_kept(
     def check(task, tree, leaf, row_losses=None):
         newton, groups, _ = _prepare(problem, state, plan, task, tree, leaf)
         objective = bind_objective(problem, state)
-        return jnp.all(keeps_steps(objective, groups, *newton(), row_losses))
+        kept = jnp.all(keeps_steps(objective, groups, *newton(), row_losses))
+        if tree.slopes is None or problem.method.share_structure:
+            return kept
+        return kept & _lowers_loss(problem, objective, groups, tree, row_losses)
 
     if problem.method.share_structure:
         only = leaf[0]

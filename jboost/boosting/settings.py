@@ -79,7 +79,8 @@ _MOST_DEPTH = 20  # a heap of 2^20 leaves
 _MOST_ROUNDS, _PATIENCE = 2000, 50  # with early stopping
 _FIXED_ROUNDS = 100  # without
 _RATE = 0.1
-ROWS_PER_THRESHOLD, SUBSAMPLE, PARENT_ROWS = 100, 0.7, 10.0  # in place of "auto"
+# In place of "auto".
+ROWS_PER_THRESHOLD, SUBSAMPLE, PARENT_ROWS, LINEAR_LEAVES = 100, 0.7, 10.0, True
 _INF = float("inf")
 _MARK = "{settings}"  # where a docstring lists them
 
@@ -580,7 +581,7 @@ def _decide_search(values):
     draws = isinstance(rows, Tracer) or rows > 0
     if values["linear_leaves"] == "auto":
         one = values["num_scores"] == 1
-        found["linear_leaves"] = relative and draws and one
+        found["linear_leaves"] = LINEAR_LEAVES and relative and draws and one
     if isinstance(values["subsample"], str):
         found["subsample"] = SUBSAMPLE if relative else 1.0
     if isinstance(values["parent_rows"], str):

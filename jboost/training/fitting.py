@@ -258,7 +258,7 @@ def _choose_rate(request, rows):
 
 
 def _average(each):
-    """Returns one model whose scores are the mean of those of the members."""
+    """Returns one model: its scores are the mean of those of the members."""
     count = np.float32(len(each))
 
     def share(array):

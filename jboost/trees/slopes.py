@@ -181,7 +181,7 @@ def limit_slopes(
     ends = ranges[jnp.maximum(slopes.feature, 0)]
     reach = jnp.maximum(slopes.center - ends[..., 0], ends[..., 1] - slopes.center)
     reach = jnp.sum(round_alone(jnp.abs(slopes.slope) * reach), axis=-1)
-    factor = jnp.minimum(1.0, slack / jnp.where(reach > 0, reach, 1.0))
+    factor = jnp.clip(slack / jnp.where(reach > 0, reach, 1.0), 0.0, 1.0)
     return slopes._replace(slope=slopes.slope * factor[..., None])
 
 
