@@ -64,9 +64,15 @@ def full_search_of_file():
         yield
 
 
+@pytest.fixture
+def constant_leaves(monkeypatch):
+    """Makes leaves constant: sparse rows, streams and codes have no others."""
+    monkeypatch.setattr(settings, "LINEAR_LEAVES", False)
+
+
 @pytest.fixture(scope="module")
 def constant_leaves_of_file():
-    """Makes leaves constant: sparse rows, streams and codes have no others."""
+    """The same for all tests of a file and what they share."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(settings, "LINEAR_LEAVES", False)
         yield

@@ -9,6 +9,7 @@ from tables import ROWS, make_regression, same_histories
 
 import jboost as jb
 
+pytestmark = pytest.mark.usefixtures("constant_leaves_of_file")
 X, Y = make_regression()
 X = np.clip(np.round(2 * X) / 2, -2, 2)  # the same values in all parts of the rows
 HELD_OUT = np.arange(ROWS) % 3 == 0

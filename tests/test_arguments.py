@@ -149,6 +149,7 @@ def test_estimators_are_answered_with_their_model(estimator, tmp_path):
         plotting.learning_curve(estimator)
 
 
+@pytest.mark.usefixtures("constant_leaves")
 def test_training_goes_on_from_an_estimator(estimator):
     """With its ``absent``, on dense rows, sparse ones and streams."""
     model, more = estimator.model_, dict(num_rounds=2, max_depth=3, learning_rate=0.1)

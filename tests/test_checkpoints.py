@@ -160,7 +160,8 @@ def train(path, kind, num_rounds):
     kept = {} if path is None else dict(checkpoint=path, checkpoint_rounds=1)
     return jb.fit(
         **rows, num_rounds=num_rounds, max_depth=3, subsample=0.7, seed=1,
-        validation=(X[:50], Y[:50]), early_stopping_rounds=100, **kept,
+        validation=(X[:50], Y[:50]), early_stopping_rounds=100, linear_leaves=False,
+        **kept,
     )  # fmt: skip
 
 

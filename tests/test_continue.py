@@ -259,6 +259,7 @@ def test_names_stay_where_none_are_given():
     assert jax.tree.structure(both) == jax.tree.structure(other)
 
 
+@pytest.mark.usefixtures("constant_leaves")
 def test_streams_go_on_as_arrays_do():
     model, _ = jb.fit(X, Y, **SMALL)
     whole, _ = jb.fit(X, Y, model=model, **SMALL)

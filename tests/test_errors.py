@@ -220,7 +220,7 @@ WORDS = {
         "min_child_samples": "an integer from 1 to 2147483647 or 'auto'",
         "init_score": "'auto', 'median', a number or 1 numbers",
         "share_structure": "'auto', True or False",
-        "learning_rate": "a number > 0.0 or a schedule, round -> number",
+        "learning_rate": "a number > 0.0, 'auto' or a schedule, round -> number",
         "max_leaves": "an integer from 2 to 2147483647 or None",
         "early_stopping_rounds": "an integer from 1 to 2147483647, None or 'auto'",
         "absent": r"one of \('missing', 'zero'\) or None",

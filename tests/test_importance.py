@@ -287,6 +287,8 @@ def _as_linked(model):
         leaf_value=move(model.leaf_value),
         sums=LeafSums(*map(move, model.sums[:3]), l2=model.sums.l2),
         links=Links(np.broadcast_to(left, shape).astype(np.int32), model.max_depth),
+        slopes=None,
+        ranges=None,
     )
 
 

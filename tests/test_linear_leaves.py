@@ -165,8 +165,12 @@ def test_refitting_the_training_rows_gives_the_model():
         found = jb.refit(model, HOLES, y, loss)
         same_bits(found.slopes, model.slopes)
         np.testing.assert_array_equal(found.leaf_value, model.leaf_value)
-    with pytest.raises(ValueError, match="decay must be 0 for a model with linear"):
-        jb.refit(model, HOLES, y, loss, decay=0.5)
+    for decay in (0.25, 1.0):  # at every row, as at its leaf
+        new = jb.refit(model, X, y + 1, loss, decay=decay, init_score=model.init_score)
+        plain = jb.refit(model, X, y + 1, loss, init_score=model.init_score)
+        one = [jb.truncate(each, 1) for each in (model, plain, new)]
+        old, fresh, mixed = (np.asarray(jb.predict(each, X)) for each in one)
+        np.testing.assert_allclose(mixed, decay * old + (1 - decay) * fresh, atol=1e-5)
     with pytest.raises(ValueError, match="x must be dense for a model with linear"):
         jb.refit(model, scipy.sparse.csr_array(X), y, loss)
 

@@ -265,6 +265,7 @@ def swing(scores, targets, weights):
     return jnp.sin(jnp.sum(jnp.abs(scores)))
 
 
+@pytest.mark.usefixtures("constant_leaves")
 @pytest.mark.parametrize("by", ["swing", ("swing", "max"), "auc"])
 def test_rounds_are_compared_by_a_metric(by, tmp_path):
     """One meaning in training, checkpoints, folds, sweeps and streams."""

@@ -18,6 +18,7 @@ from jboost.entry import programs as executables
 from jboost.selection import study
 from jboost.selection.folds import make_folds
 
+pytestmark = pytest.mark.usefixtures("constant_leaves_of_file")
 X, Y = make_regression()
 LABELS = (np.median(Y) < Y).astype(np.float32)
 WEIGHTS = np.random.default_rng(5).integers(1, 4, ROWS).astype(np.float32)

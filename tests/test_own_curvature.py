@@ -94,6 +94,7 @@ def weigh(score, target):
     return 1 + jnp.abs(target) + 0 * score
 
 
+@pytest.mark.usefixtures("constant_leaves")
 def test_every_entry_gives_the_same_trees():
     bins, loss = jb.fit_bins(X), jb.losses.squared_error
     codes, key = jb.apply_bins(bins, X), jax.random.key(0)

@@ -40,7 +40,7 @@ OTHERS = dict(
     curvature="absolute", leaf_solver="guarded", num_rounds=1, init_score=1.0,
     absent="zero", categorical=[1], early_stopping_rounds=5, num_scores=1, seed=3,
     share_structure=True, leaf_rows="sample", rows_per_threshold=5, parent_rows=2.5,
-    validation_fraction=0.3, refit=False, linear_leaves=True,
+    validation_fraction=0.3, refit=False, linear_leaves=True, members=1,
 )  # fmt: skip
 SORTED = dict(candidates="local", candidate_weights="curvature")  # refuse categories
 
@@ -123,7 +123,7 @@ def test_every_setting_is_in_a_checkpoint(fingerprint):
     So do the weights of rows that are held out; a refit comes after the rounds.
     """
     elsewhere = {"learning_rate", "num_rounds", "num_scores"}
-    elsewhere |= {"validation_fraction", "refit"}
+    elsewhere |= {"validation_fraction", "refit", "members"}
     assert EVERY - elsewhere <= {*fingerprint}
 
 

@@ -384,6 +384,7 @@ def test_categories_of_a_frame_are_split_by():
     np.testing.assert_allclose(found.predict(other), y, atol=1e-6)
 
 
+@pytest.mark.usefixtures("constant_leaves")
 def test_sparse_matrices_are_dense_ones_with_zeros():
     dense = np.where(np.abs(X) < 0.5, np.float32(0), X)
     sparse = scipy.sparse.csr_array(dense)

@@ -144,6 +144,7 @@ def test_returned_arrays_belong_to_the_caller(name):
 # Containers.
 
 
+@pytest.mark.usefixtures("constant_leaves")
 @pytest.mark.filterwarnings("ignore:Constructing a DIA matrix")
 def test_all_sparse_formats_hold_out_the_same_rows():
     dense = np.where(np.abs(X) < 0.5, np.float32(0), X)

@@ -20,6 +20,7 @@ from tables import squared_distance
 import jboost as jb
 from jboost.tables.domains import warn_of_collisions
 
+pytestmark = pytest.mark.usefixtures("constant_leaves_of_file")
 FILL = {"missing": np.nan, "zero": 0.0}
 ROWS, COLUMNS = 200, 3
 QUICK = dict(num_rounds=4, max_depth=3)

@@ -40,6 +40,7 @@ from jboost.streams.blocks import (
 )
 from jboost.streams.folders import Folders, added_bytes
 
+pytestmark = pytest.mark.usefixtures("constant_leaves_of_file")
 NUM_ROWS, BLOCK_ROWS, BATCH_ROWS = 200, 36, 27
 MEMORY = "64 MiB"
 SETTINGS: dict[str, Any] = dict(num_rounds=2, max_depth=3)

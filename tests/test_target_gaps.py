@@ -123,6 +123,7 @@ ROUTES = dict(
 TRAINED = ("fit", "boost", "stream", "mesh")
 
 
+@pytest.mark.usefixtures("constant_leaves")
 def test_gaps_are_as_good_as_a_mask(tmp_path):
     expected = fit(MASKED, of_mask)
     found = {name: ROUTES[name](GAPPY, of_gaps) for name in TRAINED}

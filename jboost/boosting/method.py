@@ -156,7 +156,7 @@ def make_method(
         candidates=settings.candidates,
         candidate_weights=settings.candidate_weights,
         share_structure=choices.share_structure,
-        num_terms=_count_terms(settings, choices, ranges),
+        num_terms=_count_terms(settings, choices, ranges, num_features),
     )
     _warn_of_no_steps(loss, method)
     _check_size(codes, method, num_devices)
@@ -172,12 +172,12 @@ def make_method(
     return method, Numbers(limits, as_float(share) if sampled else None, ranges)
 
 
-def _count_terms(settings, choices, ranges):
+def _count_terms(settings, choices, ranges, num_features):
     """Returns the number of terms of a leaf; 0 for leaves that are order statistics."""
     if not settings.linear_leaves or choices.leaf_solver == "line_search":
         return 0
     if ranges is None or choices.order_statistics:
-        if settings.given["linear_leaves"] is True:
+        if settings.given["linear_leaves"] is True and num_features:
             why = "leaves that are order statistics"
             if not choices.order_statistics:
                 why = "streams and functions that see only codes; use jb.fit on arrays"

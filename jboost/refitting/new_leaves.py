@@ -63,8 +63,9 @@ def refit(
 
         value = decay * old value + (1 - decay) * learning_rate * fitted value
 
-    so that each round corrects the remaining errors of the rounds before it. The
-    initial score is mixed in the same way. This is the method of LightGBM's
+    so that each round corrects the remaining errors of the rounds before it. Slopes of
+    linear leaves are mixed as the values are, around the old centers if ``decay`` > 0.
+    The initial score is mixed in the same way. This is the method of LightGBM's
     ``Booster.refit(decay_rate=0.9)`` and XGBoost's ``process_type="update",
     updater="refresh"`` (decay 0).
 
@@ -130,7 +131,10 @@ def refit(
     padded = may_pad_rows(loss, groups)
     x, rows = read_rows(model, (x, y, sample_weight, offset), loss, padded, groups)
     if model.slopes is not None:
-        _check_linear(x, decay)
+        if is_sparse(x):
+            raise ValueError(
+                "x must be dense for a model with linear leaves, got sparse x"
+            )
         rows = rows.with_values(x, model.ranges)
     with resolve_implementation(rows.data.weights):
         job = make_leaf_job(chosen, loss, rows, rates, model.ranges)
@@ -139,17 +143,6 @@ def refit(
             mixed = mix(decay, model.init_score, state.init_score)
             state, _ = start(job, mixed.reshape(-1), seed=0)
         return refit_rounds(model, [x], job, state, decay, progress)
-
-
-def _check_linear(x, decay):
-    """Refuses arguments that linear leaves do not allow."""
-    if is_sparse(x):
-        raise ValueError("x must be dense for a model with linear leaves, got sparse x")
-    if decay > 0:
-        raise ValueError(
-            f"decay must be 0 for a model with linear leaves, got {decay}: old and new "
-            "slopes have other centers"
-        )
 
 
 class ModelRows(NamedTuple):

@@ -40,6 +40,14 @@ class SparseMatrix(NamedTuple):
         """The number of stored entries, E."""
         return self.values.shape[0]
 
+    def to_dense(self, absent: Absent | None) -> np.ndarray:
+        """Returns the matrix of entries sorted by column, [N, F]."""
+        fill = np.nan if absent == "missing" else 0
+        dense = np.full(self.shape, fill, np.float32)
+        columns = np.repeat(np.arange(self.shape[1]), np.diff(self.starts))
+        dense[self.places, columns] = self.values
+        return dense
+
 
 def check_absent(absent: Any) -> None:
     """Checks that ``absent`` is "missing", "zero" or None."""

@@ -34,6 +34,7 @@ from jboost.boosting.round import (
 from jboost.boosting.sharding import EVERYWHERE, rows_of, spec_of_state
 from jboost.boosting.state import BoostState, Problem
 from jboost.entry.programs import FULL, compiled
+from jboost.kernels.xla import round_alone
 from jboost.model.ensemble import Ensemble, map_rounds
 from jboost.model.predicting import leaf_indices
 from jboost.numerics.arrays import pad_rows
@@ -68,6 +69,8 @@ def refit_rounds(
       ValueError: a leaf value became infinite or NaN.
     """
     step, spread = _rounds_at_once(job.rows), job.rows.spread
+    if job.problem.data.values is None:  # new leaves are constant
+        model = replace(model, slopes=None, ranges=None)
     static = job.problem.static
     run: Any = compiled(_refit_chunk, static, effort=FULL)
     if spread is not None:
@@ -223,7 +226,21 @@ def _refit_round(
     pointed = state.pointed
     trees = fit_trees(problem, learning_rate, state, plan, trees, leaf, pointed)
     assert trees.sums is not None
-    mixed, filled = mix(decay, old.leaf_value, trees.leaf_value), trees.sums.weight > 0
+    filled, slopes, before = trees.sums.weight > 0, trees.slopes, old.slopes
+    if slopes is not None and before is not None:
+        # With decay around the old centers, so that old and new terms can be added.
+        moved = round_alone(slopes.slope * (before.center - slopes.center))
+        moved = jnp.sum(jnp.where(slopes.feature >= 0, moved, 0.0), axis=-1)
+        moved = trees.leaf_value + jnp.where(decay > 0, moved, 0.0)
+        trees = trees._replace(
+            leaf_value=moved,
+            slopes=Slopes(
+                jnp.where(decay > 0, before.feature, slopes.feature),
+                mix(decay, before.slope, slopes.slope),
+                jnp.where(decay > 0, before.center, slopes.center),
+            ),
+        )
+    mixed = mix(decay, old.leaf_value, trees.leaf_value)
     trees = trees._replace(leaf_value=jnp.where(filled, mixed, old.leaf_value))
     if trees.slopes is not None and old.slopes is not None:
         # One tree of all scores has the same terms for each.

@@ -340,6 +340,9 @@ def make_problem(
         codes = DenseCodes(none)
     elif not settings.sorts_rows:
         num_bins = bins.num_bins
+    if ranges is not None and data.values is not None:  # padded columns have none
+        short = data.values.shape[1] - len(ranges)
+        ranges = np.pad(np.asarray(ranges), ((0, short), (0, 0)))
     if spread is not None:  # a loss that estimates parameters sees all rows
         targets = jax.tree.map(spread.describe, targets)
     widths = None

@@ -135,10 +135,17 @@ class PaddedRows(NamedTuple):
         total = self.offset.shape[1]
         return jax.device_put(np.pad(weights, (0, total - len(weights))))
 
-    def with_values(self, matrix: Any, ranges: Float[Any, "F 2"]) -> "PaddedRows":
-        """Returns the rows with the values that linear leaves take."""
+    def with_values(
+        self, matrix: Any, ranges: Float[Any, "F 2"], num_columns: int = 0
+    ) -> "PaddedRows":
+        """Returns the rows with the values that linear leaves take.
+
+        Columns beyond those of the matrix, up to ``num_columns``, are missing.
+        """
         low, high = np.asarray(ranges).T
         table = np.clip(np.asarray(matrix, np.float32), low, high)
+        short = max(0, num_columns - table.shape[1])
+        table = np.pad(table, ((0, 0), (0, short)), constant_values=np.nan)
         if self.spread is not None:
             values = self.spread.put(table)
         else:
@@ -228,7 +235,11 @@ def bin_rows(
         codes = bin_columns(*_add_columns(bins, matrix, num_columns), total)
     data = rows.data._replace(codes=codes, groups=place_groups(groups, total))
     rows = rows._replace(data=data, num_features=bins.num_features)
-    return rows if ranges is None else rows.with_values(matrix, ranges)
+    if ranges is None:
+        return rows
+    if isinstance(matrix, SparseMatrix):  # a validation set
+        matrix = matrix.to_dense(bins.absent)
+    return rows.with_values(matrix, ranges, num_columns or 0)
 
 
 def join_rows(
