@@ -134,7 +134,6 @@ def test_fingerprints_name_what_fit_takes(fingerprint):
         "share_structure": False, "regularization": "absolute", "max_depth": 3,
         "max_leaves": 3, "leaf_rows": "sample", "rows_per_threshold": 5,
         "parent_rows": 2.5, "linear_leaves": True,
-        "ranges": [[-1.0, 7.0], [0.0, 0.0]],
         "candidates": "global", "candidate_weights": "samples",
         "implementation": "xla", "l2": 2.0, "min_gain": 0.5, "min_child_weight": 2.0,
         "min_child_samples": 2, "colsample_bytree": np.float32(0.6).item(),

@@ -95,7 +95,8 @@ def describe_run(request: FitRequest, prepared: Prepared, job: Job) -> dict[str,
         for name, setting in declared(RoundSettings).items()
         if not setting.traced and name not in _TRACED_TOO
     }
-    for name, value in _name_numbers(arrays.numbers):
+    # The thresholds tell the ranges of features.
+    for name, value in _name_numbers(arrays.numbers._replace(ranges=None)):
         assert name not in named, name  # or one would hide the other
         named[name] = value
     named.setdefault("subsample", 1.0)
@@ -238,9 +239,8 @@ def _hash_rows(prefix, rows: PaddedRows, codes):
         "offset": hash_rows([_as_words(offset)], first),
     }
     if rows.data.values is not None:  # beside x, which is hashed as codes
-        sums["x"] = sums["x"] + hash_rows(
-            [_as_words(rows.fetch(rows.data.values))], first
-        )
+        values = rows.fetch(rows.data.values)[:, : rows.num_features]
+        sums["x"] = sums["x"] + hash_rows([_as_words(values)], first)
     groups = rows.data.groups
     if groups is not None and groups.number is not None:
         number = np.asarray(groups.number)[: rows.size]
