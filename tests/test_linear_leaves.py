@@ -81,6 +81,7 @@ def test_terms_are_the_numeric_features_of_the_path_nearest_first():
                 path.append(feature[tree, node])
         terms = np.asarray(model.slopes.feature[tree, 0, leaf])
         assert terms[terms >= 0].tolist() in ([], path)  # none in leaves of few rows
+    assert (np.asarray(model.slopes.feature) >= 0).sum() > 3 * 16
 
 
 @pytest.mark.parametrize("loss", ["squared_error", "logistic", "poisson", "huber"])

@@ -17,6 +17,7 @@ from tables import make_columns
 
 import jboost as jb
 
+# The question is whether curvature and leaf values suit a loss.
 pytestmark = pytest.mark.usefixtures("constant_leaves_of_file")
 ROWS = 2048  # for training, and as many held out: a size that needs no padding
 

@@ -556,8 +556,7 @@ def boost_step(
         uniform=sample_weight is None and given is None, max_bins=chosen.max_bins,
         num_features=codes.num_features, categories=categories,
     )  # fmt: skip
-    rate: Any = 0.1 if chosen.learning_rate == "auto" else chosen.learning_rate
-    rate = checks.check_number("learning_rate", rate, least=0.0)
+    rate = checks.check_number("learning_rate", chosen.learning_rate, least=0.0)
     run = compiled(_step, traced, method, effort=FULL)
     return run(constants, numbers, jnp.float32(rate), data, state, given)
 

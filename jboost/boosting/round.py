@@ -241,6 +241,19 @@ def _finish(problem, learning_rate, tree, value, bounds):
     return tree._replace(slopes=slopes)
 
 
+def list_own_terms(problem: Problem, tree: Tree) -> Int32[Array, "L P"] | None:
+    """Returns the features of the terms of each leaf; None if leaves are constant.
+
+    Features with a monotone constraint have no slopes.
+    """
+    (limits, _, ranges), method = problem.arrays.numbers, problem.method
+    if problem.data.values is None or ranges is None:
+        return None
+    if limits.values is not None:
+        ranges = jnp.where(limits.values.monotone[:, None] == 0, ranges, 0.0)
+    return list_terms(tree, ranges, method.num_terms, method.num_bins)
+
+
 def add_slopes(
     problem: Problem,
     state: BoostState,
@@ -248,39 +261,29 @@ def add_slopes(
     task: TreeTask,
     tree: Tree,
     leaf: Int32[Array, " N"],
-    terms: Int32[Array, "L P"] | None = None,
+    terms: Int32[Array, "L P"] | None,
 ) -> Tree:
     """Returns the tree of :func:`sum_leaves` with the slopes of linear leaves.
 
-    ``terms`` are the features of the terms; None: those of the paths. Leaves that are
-    argmins of a loss without curvature stay constant.
+    ``terms`` are those of :func:`list_own_terms`, or of a tree that is refitted. Slopes
+    are 0 where the rows of the run have almost no curvature.
     """
-    numbers, method, table = problem.arrays.numbers, problem.method, problem.data.values
-    if table is None or numbers.ranges is None:
+    table, ranges, method = (
+        problem.data.values, problem.arrays.numbers.ranges, problem.method
+    )  # fmt: skip
+    if terms is None or table is None or ranges is None:
         return tree
     fitted, sums = task.for_leaves, tree.sums
     assert sums is not None
-    if terms is None:
-        sizes = method.num_terms, method.num_bins
-        terms = list_terms(tree, _without_signs(problem), *sizes)
     unit: Any = state.weight_unit if method.regularization == "relative" else 1.0
     slopes = fit_slopes(
-        table, numbers.ranges, terms, leaf, (fitted.gradient, fitted.curvature),
-        plan.weights(problem.data, fitted.known), sums,
-        (fitted.mean * unit, unit),
+        table, ranges, terms, leaf, (fitted.gradient, fitted.curvature),
+        plan.weights(problem.data, fitted.known), sums, (fitted.mean * unit, unit),
     )  # fmt: skip
     least = plan.limits.min_child_samples
     exact = decide_by_data(state.pointed, state.least_rows, method.leaf_solver, least)
     slope = jnp.where(exact.exact_leaves, 0.0, slopes.slope)
     return tree._replace(slopes=slopes._replace(slope=slope))
-
-
-def _without_signs(problem) -> Any:
-    """Returns the ranges; empty ones for features with a monotone constraint."""
-    ranges, values = problem.arrays.numbers.ranges, problem.arrays.numbers.limits.values
-    if values is None:
-        return ranges
-    return jnp.where(values.monotone[:, None] == 0, ranges, 0.0)
 
 
 def add_shared_slopes(
@@ -289,17 +292,11 @@ def add_shared_slopes(
     plan: RoundPlan,
     trees: Tree,
     leaf: Int32[Array, " N"],
-    terms: Int32[Array, "L P"] | None = None,
+    terms: Int32[Array, "L P"] | None,
 ) -> Tree:
     """Computes :func:`add_slopes` for each score of a tree of all scores."""
-    ranges, method = problem.arrays.numbers.ranges, problem.method
-    if problem.data.values is None or ranges is None:
-        return trees
     if terms is None:
-        bare: Any = trees._replace(leaf_value=None, sums=None)
-        one = jax.tree.map(lambda array: array[0], bare)
-        sizes = method.num_terms, method.num_bins
-        terms = list_terms(one, _without_signs(problem), *sizes)
+        return trees
 
     def fit(parts):
         task, tree = parts
@@ -554,7 +551,8 @@ def grow_trees(
     def grow_one(task):
         tree, leaf = grow(task)
         tree = sum_leaves(problem, plan, task, tree, leaf)
-        tree = add_slopes(problem, state, plan, task, tree, leaf)
+        terms = list_own_terms(problem, tree)
+        tree = add_slopes(problem, state, plan, task, tree, leaf, terms)
         if fit is not None:
             tree = fit_leaves(problem, fit[0], state, plan, task, tree, leaf)
         return tree, leaf
@@ -563,7 +561,9 @@ def grow_trees(
         return map_scores(grow_one, plan.trees())
     tree, leaf = grow(plan.structure())
     trees = sum_shared_leaves(problem.data, plan, tree, leaf)
-    trees, leaf = add_shared_slopes(problem, state, plan, trees, leaf), leaf[None]
+    terms = list_own_terms(problem, tree)
+    trees = add_shared_slopes(problem, state, plan, trees, leaf, terms)
+    leaf = leaf[None]
     if fit is not None:
         rate, pointed = fit
         trees = fit_trees(problem, rate, state, plan, trees, leaf, pointed)

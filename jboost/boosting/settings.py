@@ -46,8 +46,6 @@ def learning_rates(
     learning_rate: Any, num_rounds: int, first: int = 0
 ) -> Array | np.ndarray:
     """Returns one rate per round from a number or a schedule, starting at ``first``."""
-    if isinstance(learning_rate, str) and learning_rate == "auto":
-        learning_rate = _RATE
     if not callable(learning_rate):
         checks.check_number(
             "learning_rate", learning_rate, above=0.0,
@@ -578,6 +576,9 @@ def _decide_search(values):
         drawn = relative and values["candidates"] == "global"
         rows = ROWS_PER_THRESHOLD if drawn else 0
     found: dict[str, Any] = {"rows_per_threshold": rows}
+    rate = values["learning_rate"]
+    if isinstance(rate, str) and rate == "auto":
+        found["learning_rate"] = _RATE  # fit may know better, see rate_by_rows
     draws = isinstance(rows, Tracer) or rows > 0
     if values["linear_leaves"] == "auto":
         one = values["num_scores"] == 1

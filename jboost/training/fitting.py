@@ -248,7 +248,7 @@ def _choose_rate(request, rows):
     """Returns the request with the learning rate that suits the number of rows."""
     settings = request.settings
     stops = request.automatic and settings.early_stopping_rounds is not None
-    auto = isinstance(settings.learning_rate, str)
+    auto = isinstance(settings.given["learning_rate"], str)
     if not (stops and auto and settings.regularization == "relative"):
         return request
     counted = np.count_nonzero(rows.real[1] > 0)

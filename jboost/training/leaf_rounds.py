@@ -261,16 +261,13 @@ def _sum_old_leaves(problem, state, plan: RoundPlan, leaf: Any, old: Leaves) -> 
     if problem.method.share_structure:
         tree = _bare_tree(old.leaf_value[0], plan.limits._replace(values=None))
         trees = sum_shared_leaves(problem.data, plan, tree, leaf[0])
-        if terms is None:
-            return trees
-        return add_shared_slopes(problem, state, plan, trees, leaf[0], terms[0])
+        own = None if terms is None else terms[0]
+        return add_shared_slopes(problem, state, plan, trees, leaf[0], own)
 
     def sum_tree(parts):
         leaf, values, task, terms = parts
         tree = _bare_tree(values, shaping_limits(plan, task))
         tree = sum_leaves(problem, plan, task, tree, leaf)
-        if terms is None:
-            return tree
         return add_slopes(problem, state, plan, task, tree, leaf, terms)
 
     return map_scores(sum_tree, (leaf, old.leaf_value, plan.trees(), terms))

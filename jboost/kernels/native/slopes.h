@@ -28,7 +28,7 @@ struct ScaledTerm {
   float middle, inverse;
 };
 
-// What the sums are of.
+// The rows to sum, and how their terms are scaled.
 struct Products {
   const ScaledTerm* terms;  // [L, P]
   int64_t num_terms;
@@ -43,7 +43,7 @@ struct LineTerm {
   float slope, center;
 };
 
-// What the leaves of one tree give to a row.
+// The values and terms of the leaves of one tree.
 struct Lines {
   const float* value;     // [L]
   const LineTerm* terms;  // [L, P]
