@@ -219,10 +219,7 @@ def _lowers_loss(problem, objective, groups, tree, before=None):
     )[0]  # fmt: skip
     after = loss_values(objective, groups.scores.at[k].set(moved))
     before = loss_values(objective, groups.scores) if before is None else before
-    change, size = sum_changes(
-        before, after, jnp.zeros_like(groups.group), 1, groups.weights
-    )
-    return (change <= 1e-6 * size)[0]  # the rounding error of the sum
+    return _is_lower(before, after, groups.weights)
 
 
 def _finish(problem, learning_rate, tree, value, bounds):
@@ -314,9 +311,13 @@ def are_steps_kept(
     plan: RoundPlan,
     trees: Tree,
     leaf: Int32[Array, "T N"],
+    steps: Float[Array, "K N"],
     row_losses: Float[Array, " N"] | None,
 ) -> Bool[Array, ""]:
-    """Returns whether "guarded" keeps the Newton steps of all leaves of a round."""
+    """Returns whether "guarded" keeps the Newton steps of all leaves of a round.
+
+    ``steps`` are those after the round.
+    """
 
     def check(task, tree, leaf, row_losses=None):
         newton, groups, _ = _prepare(problem, state, plan, task, tree, leaf)
@@ -331,7 +332,75 @@ def are_steps_kept(
         each = _split_scores(problem, plan, trees)
         return jnp.all(jax.lax.map(lambda parts: check(*parts, leaf=only), each))
     each = plan.trees(), trees, leaf
-    return jnp.all(map_scores(lambda parts: check(*parts, row_losses=row_losses), each))
+    kept = map_scores(lambda parts: check(*parts, row_losses=row_losses), each)
+    lower = _lower_together(problem, state, plan, steps, row_losses)
+    return jnp.all(kept) & lower
+
+
+def _lower_together(problem, state, plan, steps, before=None):
+    """Returns whether the loss does not rise where the trees of all scores are added.
+
+    The tree of one score alone has been compared leaf by leaf.
+    """
+    if len(steps) == 1:
+        return jnp.asarray(True)
+    objective, weights = bind_objective(problem, state), plan.weights(problem.data)
+    before = loss_values(objective, state.scores) if before is None else before
+    after = loss_values(objective, state._replace(steps=steps).scores)
+    return _is_lower(before, after, weights)
+
+
+def _is_lower(before, after, weights):
+    """Returns whether a sum of losses is finite and, up to rounding, no greater."""
+    group = jnp.zeros(len(after), jnp.int32)
+    change, size = sum_changes(before, after, group, 1, weights)
+    return (jnp.isfinite(change) & (change <= 1e-6 * size))[0]
+
+
+_HALVINGS = 12
+
+
+def shorten_together(
+    problem: Problem,
+    state: BoostState,
+    plan: RoundPlan,
+    trees: Tree,
+    leaf: Int32[Array, "K N"],
+) -> Tree:
+    """Halves the leaf values of a round until the loss does not rise.
+
+    Each tree alone lowers the loss. Those of scores that hardly differ in effect, as a
+    rate and the probability of an additional zero, may raise it together. They are 0 if
+    12 halvings do not help.
+    """
+    if problem.method.leaf_solver != "guarded" or len(leaf) == 1:
+        return trees
+    fixed = jax.lax.stop_gradient((problem.arrays, state, plan, trees))
+    arrays, state, plan, given = fixed
+    problem = problem._replace(arrays=arrays)
+
+    def rises(found):
+        share, lower = found
+        return ~lower & (share > 0)
+
+    def halve(found):
+        share, _ = found
+        share = jnp.where(share > 0.5**_HALVINGS, share / 2, 0.0)
+        parts = _shrink(given, share), leaf, problem.data.values
+        steps = add_leaves(state.steps, *parts)
+        return share, _lower_together(problem, state, plan, steps)
+
+    start = jnp.float32(2), jnp.asarray(False)
+    share, _ = jax.lax.while_loop(rises, halve, start)
+    return _shrink(trees, share)
+
+
+def _shrink(trees, share):
+    """Returns trees with a share of their leaf values and slopes, a power of two."""
+    slopes = trees.slopes
+    if slopes is not None:
+        slopes = slopes._replace(slope=share * slopes.slope)
+    return trees._replace(leaf_value=share * trees.leaf_value, slopes=slopes)
 
 
 def _prepare(problem, state, plan, task, tree, leaf):
@@ -558,7 +627,10 @@ def grow_trees(
         return tree, leaf
 
     if not problem.method.share_structure:
-        return map_scores(grow_one, plan.trees())
+        trees, leaf = map_scores(grow_one, plan.trees())
+        if fit is not None:
+            trees = shorten_together(problem, state, plan, trees, leaf)
+        return trees, leaf
     tree, leaf = grow(plan.structure())
     trees = sum_shared_leaves(problem.data, plan, tree, leaf)
     terms = list_own_terms(problem, tree)
@@ -593,7 +665,8 @@ def fit_trees(
         task, tree, leaf = parts
         return fit_leaves(problem, learning_rate, state, plan, task, tree, leaf)
 
-    return map_scores(fit, (plan.trees(), trees, leaf))
+    trees = map_scores(fit, (plan.trees(), trees, leaf))
+    return shorten_together(problem, state, plan, trees, leaf)
 
 
 def add_trees(

@@ -400,7 +400,9 @@ def finish(
         assert grown.state is not None and grown.set_steps is not None
         steps, set_steps = grown.state.steps, grown.set_steps
         if static.method.leaf_solver == "guarded":
-            kept = are_steps_kept(problem, state, plan, trees, grown.leaf, row_losses)
+            kept = are_steps_kept(
+                problem, state, plan, trees, grown.leaf, steps, row_losses
+            )
     state = advance(problem, state, plan, steps)
     in_bag = plan.in_bag if options.bagged else None
     report = report_round(

@@ -30,6 +30,7 @@ from jboost.boosting.round import (
     fit_trees,
     shaping_derivatives,
     shaping_limits,
+    shorten_together,
     sum_leaves,
     sum_shared_leaves,
 )
@@ -119,7 +120,10 @@ def _describe_operands(shards, method):
         _begin=((arrays, state), (state, begun)),
         _measure=((data, plan, same), measured),
         _fit=((arrays, same, state, plan, same, same, rows), same),
-        _end=((arrays, data, state, columns, plan, grown), (state, columns, report)),
+        _end=(
+            (arrays, data, state, columns, plan, grown),
+            (same, state, columns, report),
+        ),
     )
 
 
@@ -155,7 +159,7 @@ class BlockRunner:
         trees = jax.tree.map(lambda *arrays: np.concatenate(arrays), *trees)
         sets = tuple(rows.data for rows in job.sets.values())
         grown = GrownTrees(trees, self._put(self._leaf))
-        state, set_steps, report = self.programs.end(
+        trees, state, set_steps, report = self.programs.end(
             arrays, sets, state, set_steps, plan, grown
         )
 
@@ -256,12 +260,13 @@ def _fit(static, arrays, rate, state, plan, k, tree, leaf):
 
 def _end(static, reports, arrays, sets, state, set_steps, plan, grown):
     """Adds the trees of a round, and reports it; see ``chunks``."""
-    (keep, bagged), trees = reports, grown.trees
-    problem, before = Problem(static, arrays), state
+    (keep, bagged), problem, before = reports, Problem(static, arrays), state
+    trees = shorten_together(problem, state, plan, grown.trees, grown.leaf)
     state = add_trees(problem, state, plan, trees, grown.leaf)
     set_steps = add_to_sets(trees, sets, set_steps, state.steps)
     in_bag = plan.in_bag if bagged else None
     report = report_round(problem, keep, sets, before, state, set_steps, in_bag)
     # A chunk has an axis of rounds.
     snapshots = jax.tree.map(lambda scores: scores[None], report.snapshots)
-    return state, set_steps, report._replace(snapshots=snapshots, row_losses=None)
+    report = report._replace(snapshots=snapshots, row_losses=None)
+    return trees, state, set_steps, report
