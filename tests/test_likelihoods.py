@@ -108,9 +108,10 @@ def test_degrees_of_freedom_of_normal_noise():
     expected = [reference.ppf(share) for share in shares.astype(float)]
     np.testing.assert_allclose(quantiles, expected, rtol=1e-4, atol=1e-4)
     far = jnp.stack([jnp.zeros(50), jnp.zeros(50), jnp.full(50, 30.0)])
-    for exponent in (0.0, 0.5):  # no row knows anything of the degrees of freedom
-        information = jnp.full((3, 50), 1.0).at[2].set(0)
-        weighed = _weigh(far, information, jnp.ones(50), exponent)
+    # No row knows anything of the degrees of freedom.
+    information = jnp.full((3, 50), 1.0).at[2].set(0)
+    for second in (None, jnp.zeros((3, 50)), jnp.full((3, 50), jnp.nan)):
+        weighed = _weigh(far, information, jnp.ones(50), second, None)
         assert all(np.isfinite(each).all() for each in weighed)
 
 
@@ -120,6 +121,32 @@ def test_inflated_counts_train_to_the_end():
     moved = np.abs(model.leaf_value).reshape(100, -1).max(axis=1)
     assert (moved > 0).all()
     assert history.train_loss[-1] < history.train_loss[40]
+
+
+class Rare:
+    """Counts of which most are zeros: rate and gate have nearly the same effect."""
+
+    def __init__(self, score):
+        self.inner = D.zero_inflated_poisson(score)
+
+    def log_prob(self, value):
+        return self.inner.log_prob(value)
+
+    def sample(self, key, sample_shape=()):
+        return self.inner.sample(key, sample_shape)
+
+
+@pytest.mark.parametrize("family", [D.zero_inflated_poisson, Rare])
+def test_no_round_raises_the_loss_of_scores_that_hardly_differ(family):
+    x = np.random.default_rng(1).normal(size=(1000, 4)).astype(np.float32)
+    rates = np.exp(-2.1 + 0.35 * x[:, 0] + 0.2 * x[:, 1] * x[:, 2])
+    y = np.random.default_rng(2).poisson(rates * 2)
+    _, history = jb.fit(
+        x, y, L.likelihood(family), num_scores=2, num_rounds=40, learning_rate=0.3
+    )
+    losses = np.asarray(history.train_loss, np.float64)
+    assert np.all(np.diff(losses) <= 2e-6 * losses[:-1])
+    assert losses[-1] < 0.95 * losses[0]
 
 
 def test_equal_to_the_formula():

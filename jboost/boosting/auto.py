@@ -20,7 +20,7 @@ from jboost.boosting.settings import Settings, learning_rates
 from jboost.entry.collectives import total
 from jboost.entry.messages import show
 from jboost.entry.stages import elementwise
-from jboost.objective.curvature import EXPONENTS, Chosen, Curvature
+from jboost.objective.curvature import INFORMED, Chosen, Curvature
 from jboost.objective.evaluation import Kinks
 from jboost.objective.group_tracing import GroupLoss
 from jboost.objective.jaxprs import MANY_SCORES
@@ -89,7 +89,7 @@ def decide_by_loss(
             "on each other; the curvature of other losses is known"
         )
     policy: Any = curvature if isinstance(curvature, str) else "function"
-    if policy in EXPONENTS and loss.information is None:
+    if policy in INFORMED and loss.information is None:
         raise ValueError(
             f"curvature={policy!r} needs a loss from losses.likelihood whose "
             "distribution has fisher_information, a KL divergence or samples"

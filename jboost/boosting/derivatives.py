@@ -36,7 +36,7 @@ from jboost.kernels.xla import exponent_above, power_of_two, round_alone
 from jboost.numerics.exact import sum_rows
 from jboost.numerics.random import derive_seeds, hash_words
 from jboost.objective.curvature import (
-    EXPONENTS,
+    INFORMED,
     Chosen,
     count_lost,
     derivatives,
@@ -161,7 +161,7 @@ def differentiate(
         state = state._replace(sizes=sizes._replace(smoothing=found))
 
     def evaluate(curvature):
-        if curvature not in EXPONENTS:
+        if curvature not in INFORMED:
             return *derivatives(
                 objective, state.scores, weights, curvature, smooth, raised=False,
                 delta=delta,

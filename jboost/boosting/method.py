@@ -22,7 +22,7 @@ from jboost.entry import feature_checks
 from jboost.entry.checks import refuse_mask
 from jboost.entry.messages import show, warn_user
 from jboost.kernels.library import may_run
-from jboost.objective.curvature import EXPONENTS, Chosen
+from jboost.objective.curvature import INFORMED, Chosen
 from jboost.objective.group_tracing import GroupLoss
 from jboost.objective.tracing import TracedLoss
 from jboost.tables.categories import Categories
@@ -123,7 +123,7 @@ def make_method(
         decide_sharing(settings, loss), settings.draws_thresholds,
     )  # fmt: skip
     _check_solver(loss, choices)
-    by_information = num_devices > 1 and choices.curvature in EXPONENTS
+    by_information = num_devices > 1 and choices.curvature in INFORMED
     if by_information and not isinstance(loss, GroupLoss) and loss.sampled:
         # Random samples on a mesh would differ in the last bits.
         raise ValueError(

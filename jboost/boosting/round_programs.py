@@ -43,7 +43,7 @@ from jboost.entry.stages import for_host
 from jboost.kernels import grow_cpu
 from jboost.kernels.library import choose
 from jboost.numerics.arrays import pack
-from jboost.objective.curvature import EXPONENTS, are_finite, count_lost
+from jboost.objective.curvature import INFORMED, are_finite, count_lost
 from jboost.objective.group_tracing import GroupLoss
 from jboost.trees.slopes import add_leaves
 from jboost.trees.tree import Tree
@@ -244,7 +244,7 @@ def derive(
     """
     problem = Problem(static, arrays)
     loss, policies = static.loss, set(list_policies(static.method))
-    smoothable = state.minimizer is not None and bool(policies - {*EXPONENTS})
+    smoothable = state.minimizer is not None and bool(policies - {*INFORMED})
     redone = smooth is False and smoothable  # other programs do so if some are lost
     leave_out = not redone and not are_joined(problem)
     new, raw = differentiate(problem, state, smooth, leave_out)

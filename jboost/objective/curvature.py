@@ -5,8 +5,7 @@ Gradient and curvature are [K, N]. Rows where they are not finite are left to th
 caller; with ``raised=False``, so are curvatures of "exact" that are not positive.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import jax
@@ -31,10 +30,7 @@ from jboost.objective.evaluation import (
     weighted_mean,
 )
 
-# The exponent a of each policy: gradient F^(a - 1) g and curvature F^a.
-EXPONENTS: Mapping[str, float] = MappingProxyType(
-    {"fisher": 1.0, "standardized": 0.5, "natural": 0.0}
-)
+INFORMED = ("fisher", "standardized", "natural")  # policies that need an information
 _STREAM = np.uint32(0x85EBCA6B)  # keeps these random numbers apart from those of trees
 _FLOOR = 1e-6  # least information of a row, relative to the weighted mean
 
@@ -101,31 +97,42 @@ def informed_derivatives(
     curvature: str,
     seed: UInt32[Array, "2"],
 ) -> tuple[Float[Array, "K N"], Float[Array, "K N"], Float[Array, "K N"] | None]:
-    """Returns w g, w F and w = F^(a - 1) of every row, where F is F_kk of score k.
+    """Returns w g, w h and w of every row, with weights w from F = F_kk of score k.
 
-    A leaf is then the least squares fit of the natural gradient g / F with weights F^a,
-    and the Newton step, by information, of the loss with row weights w. a = 1
-    ("fisher") weights rows by their information about the score; a = 0 ("natural")
-    weights all rows alike, as NGBoost does. With a = 1/2 ("standardized"), w g =
-    g / sqrt(F) has unit variance in each row if the distribution is right. The last
-    result is None for a = 1.
+    ``"fisher"``: w = 1, h = F. A leaf value is a step of Fisher scoring; w is None.
+    ``"natural"``: w = 1 / F, h = F. A leaf value is the mean of the natural gradient
+    g / F, as in NGBoost: all rows count alike.
+    ``"standardized"``: w = F^(-1/2), so that w g has unit variance in each row if the
+    distribution is right, and h is the greater of F and the second derivative |l''|: F
+    alone expects nothing from a row far away, such as 2 of the logarithm of a normal
+    scale where l'' is 2 z^2. If scores interact, F is at least its mean at the start of
+    training, or four times its present mean, if that is less.
+
+    ``"natural"`` and ``"standardized"`` need F of at least 1e-6 of its mean.
     """
     gradient = gradients(objective, scores)
     information = information_diagonals(objective, scores, seed)
-    return _weigh(gradient, information, weights, EXPONENTS[curvature])
+    if curvature == "fisher":
+        return gradient, information, None
+    second = start = None
+    if curvature == "standardized":
+        second = hessians(objective, scores)
+        start = None if objective.coupling is None else objective.coupling.start
+    return _weigh(gradient, information, weights, second, start)
 
 
 @stage
-def _weigh(gradient, information, weights, exponent):
-    if exponent == 1:
-        return gradient, information, None
-    least = _FLOOR * weighted_mean(information, weights)
+def _weigh(gradient, information, weights, second, start):
+    least = least_curvature(weighted_mean(information, weights), start)
     information = jnp.maximum(information, least[:, None])
     # It is 0 if no row has information, as about degrees of freedom that tend to inf.
     informed = information > 0
-    factor = jnp.where(informed, information, 1) ** (exponent - 1)
-    factor = jnp.where(informed, factor, 0)
-    return factor * gradient, factor * information, factor
+    known = jnp.where(informed, information, 1)
+    if second is None:
+        factor = jnp.where(informed, 1 / known, 0)
+        return factor * gradient, factor * information, factor
+    factor = jnp.where(informed, known**-0.5, 0)
+    return factor * gradient, factor * jnp.fmax(information, jnp.abs(second)), factor
 
 
 Policy = Literal[
@@ -259,7 +266,7 @@ def derivatives(
       seed: the seed of random draws, used where information is estimated.
     """
     loss = objective.loss
-    if curvature in EXPONENTS:
+    if curvature in INFORMED:
         assert seed is not None
         return informed_derivatives(objective, scores, weights, curvature, seed)[:2]
     own = curvature == "function"
