@@ -32,7 +32,7 @@ from jboost.boosting.state import (
 )
 from jboost.entry.collectives import count_rows, first_row, most, use_shards
 from jboost.entry.context import vary
-from jboost.kernels.xla import exponent_above, power_of_two, round_alone
+from jboost.kernels.xla import add_halves, exponent_above, power_of_two, round_alone
 from jboost.numerics.exact import sum_rows
 from jboost.numerics.random import derive_seeds, hash_words
 from jboost.objective.curvature import (
@@ -378,7 +378,7 @@ def _share_among_scores(mean, flat, state):
         # sum of their means, in units that give all of them the same move.
         competing, move, _ = state.coupling
         squares = jnp.where(competing, jnp.square(move), 1.0)
-        total = jnp.sum(jnp.where(competing, mean * squares, 0.0))
+        total = add_halves(jnp.where(competing, round_alone(mean * squares), 0.0))
         mean = jnp.where(competing, total / squares, mean)
     return jnp.where(flat | ~(mean > 0), 1.0, mean)
 
@@ -493,7 +493,8 @@ def _divide_by_root(matrix, vector, competing):
     known = jnp.where(spanned, values, 1.0)
     spread = jnp.where(competing, jnp.sqrt(known), known)
     spread = jnp.where(spanned, spread, jnp.inf)
-    return axes @ ((axes.T @ vector) / spread)
+    share = add_halves(round_alone(axes * vector[:, None])) / spread
+    return add_halves(round_alone(axes.T * share[:, None]))
 
 
 def _pick_rows(weights, num_scores):

@@ -268,7 +268,9 @@ def _summarize(rows, along):
     own = jnp.diagonal(size, axis1=1, axis2=2)
     # A sum of all entries minus the own one would lose the others if they are small.
     others = jnp.sum(jnp.where(jnp.eye(len(along), dtype=bool), 0.0, size), axis=2)
-    return jnp.stack([own.T, others.T, (size @ jnp.abs(along)).T, jnp.abs(rows @ along).T])
+    return jnp.stack(
+        [own.T, others.T, (size @ jnp.abs(along)).T, jnp.abs(rows @ along).T]
+    )
 
 
 @stage
