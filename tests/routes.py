@@ -44,6 +44,7 @@ COUNTS = np.abs(np.round(Y)).astype(np.float32)
 CLASSES = np.clip(Y + 1, 0, 2).astype(np.int32)
 SIX = np.clip(np.round(Y) + 2, 0, 5).astype(np.int32)
 ELEVEN = np.clip(np.round(2 * Y) + 5, 0, 10).astype(np.int32)
+STARTS = 0.3 * np.random.default_rng(0).normal(size=11)
 SEVERAL = np.stack([Y, -X[:, 0]], 1)
 GROUPS = RNG.integers(0, 40, ROWS)
 SURVIVAL = dict(time=np.exp(Y / 4).astype(np.float32), event=Y > -1)
@@ -139,7 +140,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "shared trees": (
         "scores shared weights missing",
         dict(x=HOLES, y=ELEVEN, loss=L.softmax, num_scores=11, share_structure=True,
-             sample_weight=WEIGHTS, init_score=np.linspace(-0.5, 0.5, 11)),
+             sample_weight=WEIGHTS, init_score=STARTS),
     ),
     "shared limited": (
         "scores shared monotone categories",
@@ -149,7 +150,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "softmax": (
         "scores weights missing competing pulled",
         dict(x=HOLES, y=SIX, loss=L.softmax, num_scores=6, sample_weight=WEIGHTS,
-             parent_rows=1.0, init_score=np.linspace(-0.4, 0.6, 6)),
+             parent_rows=1.0, init_score=STARTS[:6]),
     ),
     "own scores": (
         "scores own", dict(loss=own_scores, num_scores=2, init_score=[0.0, 0.5])

@@ -62,6 +62,20 @@ def as_usual(function):
 LONG = {"student_t": 60, "zero_inflated_poisson": 100}
 
 
+@pytest.mark.parametrize("unit", [1024.0, 1e-3])
+def test_units_of_targets_move_location_and_scale(unit):
+    """Up to rounding: the logarithm of a scale is rounded near log(unit)."""
+    own, other = (
+        jb.fit(X, Y * np.float32(by), NORMAL, num_scores=2, **SETTINGS)[0]
+        for by in (1.0, unit)
+    )
+    np.testing.assert_array_equal(own.feature, other.feature)
+    np.testing.assert_array_equal(own.threshold, other.threshold)
+    expected, found = (np.asarray(jb.predict(model, X)) for model in (own, other))
+    found = found / [unit, 1.0] - [0.0, np.log(unit)]
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
 @cache
 def train(name):
     y, start = TRAINED[name]
