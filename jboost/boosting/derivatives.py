@@ -404,6 +404,7 @@ class Projection(NamedTuple):
 def _draw_projection(seed, shape, fitted, weights, competing):
     """Draws the direction of a round; returns the derivatives along it."""
     shape, fitted, weights = jax.lax.stop_gradient((shape, fitted, weights))
+    shape, fitted = (_share_loss(each, weights) for each in (shape, fitted))
     direction = _draw_direction(seed, fitted, weights, competing)
     size, magnitude = jnp.square(direction), jnp.abs(direction)
     one, nothing = jnp.ones(1, jnp.float32), None
@@ -425,6 +426,23 @@ def _draw_projection(seed, shape, fitted, weights, competing):
             mean=replace_zero(_add_scores(magnitude, fitted.mean)),
             value_unit=replace_zero(jnp.max(magnitude * fitted.value_unit)),
         ),
+    )
+
+
+def _share_loss(each, weights):
+    """Divides the derivatives of each score by the mean factor of its rows.
+
+    That factor, a power of the information, has a unit of its own for each score. Only
+    derivatives of one loss can be added up along a direction.
+    """
+    if each.factor is None:
+        return each
+    factor = weighted_mean(each.factor, weights)
+    factor = jnp.where(factor > 0, factor, 1.0)
+    return each._replace(
+        gradient=each.gradient / factor[:, None],
+        curvature=each.curvature / factor[:, None],
+        mean=each.mean / factor,
     )
 
 
