@@ -42,6 +42,9 @@ OFFSET = (RNG.integers(-8, 9, ROWS) / 16).astype(np.float32)
 LABELS = (Y > 0).astype(np.float32)
 COUNTS = np.abs(np.round(Y)).astype(np.float32)
 CLASSES = np.clip(Y + 1, 0, 2).astype(np.int32)
+SIX = np.clip(np.round(Y) + 2, 0, 5).astype(np.int32)
+ELEVEN = np.clip(np.round(2 * Y) + 5, 0, 10).astype(np.int32)
+STARTS = 0.3 * np.random.default_rng(0).normal(size=11)
 SEVERAL = np.stack([Y, -X[:, 0]], 1)
 GROUPS = RNG.integers(0, 40, ROWS)
 SURVIVAL = dict(time=np.exp(Y / 4).astype(np.float32), event=Y > -1)
@@ -136,8 +139,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "shared trees": (
         "scores shared weights missing",
-        dict(x=HOLES, y=SEVERAL, loss=squared_distance, num_scores=2,
-             share_structure=True, sample_weight=WEIGHTS),
+        dict(x=HOLES, y=ELEVEN, loss=L.softmax, num_scores=11, share_structure=True,
+             sample_weight=WEIGHTS, init_score=STARTS),
     ),
     "shared limited": (
         "scores shared monotone categories",
@@ -146,9 +149,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "softmax": (
         "scores weights missing competing pulled",
-        dict(x=HOLES, y=CLASSES, loss=L.softmax, num_scores=3, sample_weight=WEIGHTS,
-             parent_rows=1.0,
-             init_score=[0.5, 0.0, -0.25]),
+        dict(x=HOLES, y=SIX, loss=L.softmax, num_scores=6, sample_weight=WEIGHTS,
+             parent_rows=1.0, init_score=STARTS[:6]),
     ),
     "own scores": (
         "scores own", dict(loss=own_scores, num_scores=2, init_score=[0.0, 0.5])

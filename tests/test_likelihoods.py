@@ -62,6 +62,20 @@ def as_usual(function):
 LONG = {"student_t": 60, "zero_inflated_poisson": 100}
 
 
+@pytest.mark.parametrize(("unit", "shared"), [(1024.0, False), (1e-3, True)])
+def test_units_of_targets_move_location_and_scale(unit, shared):
+    """Up to rounding: the logarithm of a scale is rounded near log(unit)."""
+    settings = SETTINGS | dict(num_scores=2, share_structure=shared)
+    own, other = (
+        jb.fit(X, Y * np.float32(by), NORMAL, **settings)[0] for by in (1.0, unit)
+    )
+    np.testing.assert_array_equal(own.feature, other.feature)
+    np.testing.assert_array_equal(own.threshold, other.threshold)
+    expected, found = (np.asarray(jb.predict(model, X)) for model in (own, other))
+    found = found / [unit, 1.0] - [0.0, np.log(unit)]
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
 @cache
 def train(name):
     y, start = TRAINED[name]

@@ -83,17 +83,23 @@ def test_one_score_shares_nothing():
     assert_same(*models)
 
 
-def test_rotated_scores_give_the_rotated_model():
-    """loss(Q s, t) in place of loss(s, t), with an orthogonal matrix Q."""
-    angle = 0.7
-    q = np.array([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]])
-    q = q.astype(np.float32)
+@pytest.mark.parametrize("slopes", [False, True])
+@pytest.mark.parametrize("num_scores", [2, 3])
+def test_rotated_scores_give_the_rotated_model(num_scores, slopes):
+    """loss(Q s, t) in place of loss(s, t), with an orthogonal matrix Q.
+
+    Float32 rounds Q'Q to a matrix that is almost, but not quite, diagonal.
+    """
+    square = np.random.default_rng(num_scores).normal(size=(num_scores, num_scores))
+    q = np.linalg.qr(square)[0].astype(np.float32)
+    y = np.concatenate([TARGETS, TARGETS[:, :1] * TARGETS[:, 1:]], axis=1)
+    y, settings = y[:, :num_scores], dict(init_score=0.0, linear_leaves=slopes)
 
     def rotated(score, target):
         return half_square(jnp.asarray(q) @ score, target)
 
-    plain = train(half_square, TARGETS, 2, init_score=0.0)
-    turned = train(rotated, TARGETS, 2, init_score=0.0)
+    plain = train(half_square, y, num_scores, **settings)
+    turned = train(rotated, y, num_scores, **settings)
     assert_same(plain.feature, turned.feature)
     assert_same(plain.threshold, turned.threshold)
     scores = np.asarray(jb.predict(turned, X)) @ q.T

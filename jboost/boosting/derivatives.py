@@ -32,7 +32,7 @@ from jboost.boosting.state import (
 )
 from jboost.entry.collectives import count_rows, first_row, most, use_shards
 from jboost.entry.context import vary
-from jboost.kernels.xla import exponent_above, power_of_two, round_alone
+from jboost.kernels.xla import add_halves, exponent_above, power_of_two, round_alone
 from jboost.numerics.exact import sum_rows
 from jboost.numerics.random import derive_seeds, hash_words
 from jboost.objective.curvature import (
@@ -378,7 +378,7 @@ def _share_among_scores(mean, flat, state):
         # sum of their means, in units that give all of them the same move.
         competing, move, _ = state.coupling
         squares = jnp.where(competing, jnp.square(move), 1.0)
-        total = jnp.sum(jnp.where(competing, mean * squares, 0.0))
+        total = add_halves(jnp.where(competing, round_alone(mean * squares), 0.0))
         mean = jnp.where(competing, total / squares, mean)
     return jnp.where(flat | ~(mean > 0), 1.0, mean)
 
@@ -404,6 +404,7 @@ class Projection(NamedTuple):
 def _draw_projection(seed, shape, fitted, weights, competing):
     """Draws the direction of a round; returns the derivatives along it."""
     shape, fitted, weights = jax.lax.stop_gradient((shape, fitted, weights))
+    shape, fitted = (_share_loss(each, weights) for each in (shape, fitted))
     direction = _draw_direction(seed, fitted, weights, competing)
     size, magnitude = jnp.square(direction), jnp.abs(direction)
     one, nothing = jnp.ones(1, jnp.float32), None
@@ -425,6 +426,23 @@ def _draw_projection(seed, shape, fitted, weights, competing):
             mean=replace_zero(_add_scores(magnitude, fitted.mean)),
             value_unit=replace_zero(jnp.max(magnitude * fitted.value_unit)),
         ),
+    )
+
+
+def _share_loss(each, weights):
+    """Divides the derivatives of each score by the mean factor of its rows.
+
+    That factor, a power of the information, has a unit of its own for each score. Only
+    derivatives of one loss can be added up along a direction.
+    """
+    if each.factor is None:
+        return each
+    factor = weighted_mean(each.factor, weights)
+    factor = jnp.where(factor > 0, factor, 1.0)
+    return each._replace(
+        gradient=each.gradient / factor[:, None],
+        curvature=each.curvature / factor[:, None],
+        mean=each.mean / factor,
     )
 
 
@@ -493,7 +511,8 @@ def _divide_by_root(matrix, vector, competing):
     known = jnp.where(spanned, values, 1.0)
     spread = jnp.where(competing, jnp.sqrt(known), known)
     spread = jnp.where(spanned, spread, jnp.inf)
-    return axes @ ((axes.T @ vector) / spread)
+    share = add_halves(round_alone(axes * vector[:, None])) / spread
+    return add_halves(round_alone(axes.T * share[:, None]))
 
 
 def _pick_rows(weights, num_scores):

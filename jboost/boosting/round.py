@@ -39,7 +39,7 @@ from jboost.boosting.state import (
 from jboost.kernels import grow_cpu
 from jboost.kernels.exact_sums import split_weights
 from jboost.kernels.library import choose
-from jboost.kernels.xla import round_alone
+from jboost.kernels.xla import add_halves, round_alone
 from jboost.numerics.derivatives import weigh, without_derivatives
 from jboost.numerics.exact import sum_changes, sum_channels, sum_tables
 from jboost.objective.curvature import information_triangles, round_seed
@@ -579,7 +579,7 @@ def _multiply_by(triangles, num_scores):
     matrix = matrix.at[first, second].set(triangles).at[second, first].set(triangles)
 
     def multiply(values):
-        return jnp.sum(round_alone(matrix * values[None, :, :]), axis=1)
+        return add_halves(round_alone(matrix * values[:, None, :]))
 
     return multiply
 

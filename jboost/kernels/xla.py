@@ -134,6 +134,19 @@ def _module(x):
     return jnp if isinstance(x, jax.Array) else np
 
 
+def add_halves(terms: Float[Array, "K *n"]) -> Float[Array, "*n"]:
+    """Sums the first axis by halves: (t0 + t2) + (t1 + t3), then the rest.
+
+    The order is the same in every program, that of ``jnp.sum`` is not. Products are to
+    be rounded by :func:`round_alone` first.
+    """
+    while len(terms) > 1:
+        half = len(terms) // 2
+        both = terms[:half] + terms[half : 2 * half]
+        terms = jnp.concatenate([both, terms[2 * half :]])
+    return terms[0]
+
+
 def round_alone(product: Float[ArrayLike, "*n"]) -> Any:
     """Returns a product that XLA does not contract with a sum into one FMA.
 

@@ -264,10 +264,13 @@ def _find_units(diagonal):
 
 def _summarize(rows, along):
     """Returns sums over the rows of each Hessian, [4, K, N]."""
-    own = jnp.abs(jnp.diagonal(rows, axis1=1, axis2=2))
-    others = jnp.sum(jnp.abs(rows), axis=2) - own
-    every = jnp.abs(rows) @ jnp.abs(along)
-    return jnp.stack([own.T, others.T, every.T, jnp.abs(rows @ along).T])
+    size = jnp.abs(rows)
+    own = jnp.diagonal(size, axis1=1, axis2=2)
+    # A sum of all entries minus the own one would lose the others if they are small.
+    others = jnp.sum(jnp.where(jnp.eye(len(along), dtype=bool), 0.0, size), axis=2)
+    return jnp.stack(
+        [own.T, others.T, (size @ jnp.abs(along)).T, jnp.abs(rows @ along).T]
+    )
 
 
 @stage

@@ -43,11 +43,11 @@ from jboost.boosting.sharding import (
 from jboost.boosting.state import Problem
 from jboost.entry.context import current_implementation
 from jboost.entry.decorators import fetch
-from jboost.entry.programs import FULL, Compiled, compiled
+from jboost.entry.programs import Compiled, compiled
 from jboost.streams.blocks import BlockReader, BlockSet, aligned_empty
 from jboost.streams.folders import trim_heap
 from jboost.streams.growth import Derivatives, grow_blocks, make_grower
-from jboost.training.chunks import Chunk, Job, Position
+from jboost.training.chunks import Chunk, Job, Position, choose_effort
 from jboost.training.sharded import compile_shards, fill_spec, spec_of_arrays
 from jboost.trees.rounding import measure_rows
 from jboost.trees.tree import Tree
@@ -81,7 +81,8 @@ def make_programs(job: Job) -> Programs:
     static, spread = job.problem.static, job.rows.spread
     # The kernels measure rows without a copy, but only those of one process.
     native = current_implementation() == "cpu" and spread is None
-    make = partial(_compile, spread, static.method)
+    effort = choose_effort(job.problem, job.rows.padded)  # as for arrays
+    make = partial(_compile, spread, static.method, effort=effort)
     return Programs(  # begin and end update the state in place
         begin=make(_begin, static, donate=(1,)),
         measure=make(_measure, static.method, native),
@@ -92,11 +93,9 @@ def make_programs(job: Job) -> Programs:
 
 def _compile(spread, method, function, *static, **options):
     if spread is None:
-        return compiled(function, *static, effort=FULL, **options)
+        return compiled(function, *static, **options)
     specs, results = _describe_operands(spread.shards, method)[function.__name__]
-    return compile_shards(
-        function, static, spread, specs, results, effort=FULL, **options
-    )
+    return compile_shards(function, static, spread, specs, results, **options)
 
 
 def _describe_operands(shards, method):

@@ -328,7 +328,8 @@ class ArrayRunner:
     def _find_programs(self, options, scores):
         """Returns the programs of a round."""
         static = self.job.problem.static
-        effort = choose_effort(self.job.problem, self._count_rows(scores))
+        # Devices that share rows compile as one that holds them all, for the same bits.
+        effort = choose_effort(self.job.problem, self.job.rows.padded)
         return (
             self._find(derive, for_derivatives(static), options.smooth, effort=effort),
             self._find(
@@ -339,17 +340,9 @@ class ArrayRunner:
             self._find(finish, static, options.finish, donate=(4,), effort=effort),
         )  # fmt: skip
 
-    def _count_rows(self, scores):
-        """Returns the rows of all devices.
-
-        Devices that share rows compile as one that holds them all, for the same bits.
-        """
-        spread = self.job.rows.spread
-        return scores.shape[1] if spread is None else spread.shards.padded
-
     def _has_many(self, scores):
         """Returns whether running programs takes longer than starting them."""
-        return len(scores) * self._count_rows(scores) > FEW
+        return len(scores) * self.job.rows.padded > FEW
 
     def _tidy(self, scores):
         """Releases memory after compiling; for few rows the time would matter more."""

@@ -147,9 +147,11 @@ def continue_from(
         return position
     # These programs do not look at codes.
     data = problem.data._replace(codes=None)
-    make: Any = compiled
+    effort = choose_effort(problem, job.rows.padded)  # as for rounds
+    make: Any = partial(compiled, effort=effort)
     if job.rows.spread is not None:
-        make = partial(compile_for_rows, job.rows.spread, results=EVERYWHERE)
+        spread, options = job.rows.spread, dict(results=EVERYWHERE, effort=effort)
+        make = partial(compile_for_rows, spread, **options)
     measure = make(_measure_first_round, problem.static)
     operands = (problem.constants, data, before)
     if problem.loss.coupled:
@@ -193,7 +195,7 @@ def _replay_probes(model, job, state, x):
     """
     problem, rows = job.problem, job.rows
     arrays = problem.arrays._replace(data=problem.data._replace(codes=None))
-    effort = choose_effort(problem, len(rows.data.weights))  # as for rounds
+    effort = choose_effort(problem, rows.padded)  # as for rounds
     replay = compiled(_replay_round, problem.static, effort=effort)
     steps = rows.no_steps()
     begin = compiled(_estimate_anew, problem.loss, effort=effort)

@@ -99,6 +99,13 @@ class PaddedRows(NamedTuple):
         return jax.tree.map(take, arrays)
 
     @property
+    def padded(self) -> int:
+        """The number of rows that one device would hold, with padding."""
+        return (
+            len(self.data.weights) if self.spread is None else self.spread.shards.padded
+        )
+
+    @property
     def division(self) -> tuple[int, int]:
         """Returns the number of this process's first row, and of all rows."""
         if self.spread is None:

@@ -180,12 +180,16 @@ def compile_start(spread: RowLayout, find_start: Callable[..., Any], loss: Any) 
 
 
 def compile_for_rows(
-    spread: RowLayout, function: Callable[..., Any], *static: Any, results: Any
+    spread: RowLayout,
+    function: Callable[..., Any],
+    *static: Any,
+    results: Any,
+    **options: Any,
 ) -> Compiled:
     """Compiles a function of constants, data and a state for every shard."""
     shards = spread.shards
     specs = (EVERYWHERE, spec_of_data(shards), spec_of_state(shards))
-    return compile_shards(function, static, spread, specs, results)
+    return compile_shards(function, static, spread, specs, results, **options)
 
 
 def compile_round(

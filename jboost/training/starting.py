@@ -446,7 +446,7 @@ def _find_set_values(problem, rows, state):
     state = state._replace(start=start, steps=rows.put_scores(rows.no_steps()))
     loss, constants = problem.loss, problem.constants
     if loss.coupled:
-        effort = choose_effort(problem, len(rows.data.weights))
+        effort = choose_effort(problem, rows.padded)
         run = compiled(_find_state_values, loss, effort=effort)
         return run(constants, rows.data, state)
     if rows.spread is None:
@@ -469,7 +469,7 @@ def start_program(job: Job, start: StartPoint) -> tuple[Compiled, tuple[Any, ...
     loss, data, spread = job.problem.loss, job.problem.data, job.rows.spread
     operands = (job.problem.constants, data, start)
     if spread is None:
-        effort = choose_effort(job.problem, len(data.weights))
+        effort = choose_effort(job.problem, job.rows.padded)
         return compiled(
             _find_start, loss, effort=effort if loss.coupled else FULL
         ), operands

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int32
 
-from jboost.kernels.xla import round_alone
+from jboost.kernels.xla import add_halves, round_alone
 from jboost.trees.tree import Tree
 
 
@@ -143,7 +143,7 @@ def solve_jointly(
 
 def _dot(a, b):
     """Returns the product of vectors along the first axis, which keeps length 1."""
-    return jnp.sum(a * b, axis=0, keepdims=True)
+    return add_halves(round_alone(a * b))[None]
 
 
 class _Check(NamedTuple):
@@ -174,7 +174,7 @@ def _check_slope(values, gradient, slope_at, overshoot):
         factor = jnp.clip(-before / (slope - before), _LEAST, 1.0)
         share = jnp.where(is_fine(check), check.share, check.share * factor)
         share = jnp.where(check.number > 0, share, 1.0)
-        found = _dot(values, slope_at(share * values))
+        found = _dot(values, slope_at(round_alone(share * values)))
         return _Check(share, found, check.number + 1)
 
     start = _Check(jnp.ones_like(before), jnp.zeros_like(before), jnp.int32(0))
