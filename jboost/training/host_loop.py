@@ -153,6 +153,7 @@ def _make_rounds(run: FitRun) -> None:
     """Makes rounds, and records them."""
     record, position, num_rounds = run.record, run.position, len(run.job.rates)
     stopped, over, split = False, record.is_over(run.patience), record.restored > 0
+    ends = False
     sums = record.no_trees.sums
     calls = pace_rounds(
         num_rounds,
@@ -168,12 +169,17 @@ def _make_rounds(run: FitRun) -> None:
         made = jax.tree.map(lambda array: array[:count], chunk.trees)  # noqa: B023
         split, sums = split or bool(has_split(made)), made.sums
         for entry in range(count):
+            ends = record.ends_at(np.asarray(chunk.losses[entry]), run.patience)
+            if ends:
+                break
             values = _record_round(run, chunk, entry)
             move_bar(run.bar, 1, values)
             stopped, over = _notify(run), record.is_over(run.patience)
             if stopped or over:
                 break
         meet()  # something may have failed on one process
+        if ends:  # a checkpoint keeps the rounds before, which end in the same way
+            break
         preempted = is_preempted()
         if run.checkpoint is not None:
             here = position if record.num_rounds == first + count else None
@@ -296,7 +302,6 @@ def _keep(checkpoint, record, position, over, final):
 def _record_round(run, chunk, entry):
     """Appends one round to the record; returns the losses to show."""
     losses = np.asarray(chunk.losses[entry])
-    run.record.check_losses(losses)
     improvement = chunk.improvement
     run.record.add(
         jax.tree.map(lambda array: np.asarray(array[entry]), chunk.trees),
