@@ -222,7 +222,8 @@ def _lowers_loss(problem, objective, groups, tree, before=None):
     change, size = sum_changes(
         before, after, jnp.zeros_like(groups.group), 1, groups.weights
     )
-    return (change <= 1e-6 * size)[0]  # the rounding error of the sum
+    # The rounding error of the sum; a change of -inf is no fall.
+    return (jnp.isfinite(size) & (change <= 1e-6 * size))[0]
 
 
 def _finish(problem, learning_rate, tree, value, bounds):

@@ -235,7 +235,8 @@ def explain_divergence(losses: Sequence[float] | np.ndarray, value: float) -> st
     if value == -np.inf or fell:
         advice += (
             ", but the loss fell before, and may be unbounded below; arguments may be "
-            "swapped (the call is loss(score, target)), or its sign be wrong"
+            "swapped (the call is loss(score, target)), its sign be wrong, or float32 "
+            "have lost its digits (a logarithm of 1 - p, which rounds to 0)"
         )
     elif np.isnan(value) and len(losses) == 0:
         advice += (

@@ -402,9 +402,9 @@ def _minimise(loss, arrays, offset, weights):
         with use_shards(current_shards() if whole else None):  # all shards have them
             return _search_along(*few, c)
 
-    def confirm(best, start):
+    def doubt(best, start):
         with use_shards(current_shards() if whole else None):
-            return _confirm(*few, best, start)
+            return confirm(*few, best, start)
 
     def unfinished(state):
         numpy = for_branches()
@@ -414,12 +414,12 @@ def _minimise(loss, arrays, offset, weights):
         first = for_branches().asarray(state.turn) == 0
         last = _find_last(state)
         begin = branch(first, lambda c: state.zero, search_few, last)
-        start = _judge(objective, offset, weights, begin)
-        if_known = partial(confirm, state.best)
-        start = branch(first, lambda start: start, if_known, start)
+        start = judge(objective, offset, weights, begin)
+        explain = partial(doubt, state.best)
+        start = branch(first, lambda start: start, explain, start)
         wanted = _is_wanted(state, start)
         end, settled = damped_newton(objective, offset, weights, begin, wanted)
-        end = _judge(objective, offset, weights, end)
+        end = judge(objective, offset, weights, end)
         return _conclude_turn(state, start, end, wanted, settled)
 
     best = repeat_while(unfinished, descend, _begin_descent(offset)).best
@@ -428,7 +428,7 @@ def _minimise(loss, arrays, offset, weights):
 
     def refine(best):
         found = _search_along(objective, offset, weights, best.point)
-        end = confirm(best, _judge(objective, offset, weights, found))
+        end = doubt(best, judge(objective, offset, weights, found))
         return _keep_explained(best, end)
 
     return branch(best.balanced, lambda best: best.point, refine, best)
@@ -530,7 +530,7 @@ def _conclude_turn(numpy, state, start, end, wanted, settled) -> _Descent:
     return _Descent(state.turn + 1, best, done, state.zero)
 
 
-def _judge(objective, offset, weights, point):
+def judge(objective, offset, weights, point):
     scores = move_scores(offset, point)
     slopes, values = gradients(objective, scores), loss_values(objective, scores)
     sizes = weighted_mean(_find_magnitudes(slopes), weights)
@@ -545,7 +545,14 @@ def _conclude_merit(numpy, point, sizes, slopes, loss) -> _Merit:
     return _Merit(point, balanced, numpy.where(usable, loss, np.inf))
 
 
-def _confirm(objective, offset, weights, best, end):
+def keeps_digits(objective, offset, weights, start, end):
+    """Returns whether the loss is finite at ``end``, and slopes explain its fall."""
+    best, end = (judge(objective, offset, weights, each) for each in (start, end))
+    end = confirm(objective, offset, weights, best, end)
+    return for_branches().isfinite(for_branches().asarray(end.loss))
+
+
+def confirm(objective, offset, weights, best, end):
     """Returns ``end``, with a loss of inf where slopes do not explain that it is less.
 
     A search by values ends where float32 has lost the digits of the loss, if it may:
