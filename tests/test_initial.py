@@ -384,7 +384,7 @@ EDGES = {
 }
 
 
-def least_loss(make, num_scores, y):
+def least_of_counts(num_scores, y):
     """Minimizes the loss of a count distribution by SciPy, in float64."""
 
     def loss(point):
@@ -400,7 +400,7 @@ def least_loss(make, num_scores, y):
 @pytest.mark.parametrize("case", EDGES)
 def test_a_start_at_the_edge_of_a_family_keeps_its_digits(case):
     make, num_scores, y, least = EDGES[case]
-    least = least_loss(make, num_scores, y) if least is None else least
+    least = least_of_counts(num_scores, y) if least is None else least
     loss = jb.losses.likelihood(make)
     x = (np.arange(ROWS) % 8.0)[:, None]
     _, history = jb.fit(x, y, loss, num_scores=num_scores, num_rounds=5, max_depth=2)

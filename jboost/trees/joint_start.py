@@ -414,12 +414,12 @@ def _minimise(loss, arrays, offset, weights):
         first = for_branches().asarray(state.turn) == 0
         last = _find_last(state)
         begin = branch(first, lambda c: state.zero, search_few, last)
-        start = judge(objective, offset, weights, begin)
+        start = _judge(objective, offset, weights, begin)
         explain = partial(doubt, state.best)
         start = branch(first, lambda start: start, explain, start)
         wanted = _is_wanted(state, start)
         end, settled = damped_newton(objective, offset, weights, begin, wanted)
-        end = judge(objective, offset, weights, end)
+        end = _judge(objective, offset, weights, end)
         return _conclude_turn(state, start, end, wanted, settled)
 
     best = repeat_while(unfinished, descend, _begin_descent(offset)).best
@@ -428,7 +428,7 @@ def _minimise(loss, arrays, offset, weights):
 
     def refine(best):
         found = _search_along(objective, offset, weights, best.point)
-        end = doubt(best, judge(objective, offset, weights, found))
+        end = doubt(best, _judge(objective, offset, weights, found))
         return _keep_explained(best, end)
 
     return branch(best.balanced, lambda best: best.point, refine, best)
@@ -530,7 +530,7 @@ def _conclude_turn(numpy, state, start, end, wanted, settled) -> _Descent:
     return _Descent(state.turn + 1, best, done, state.zero)
 
 
-def judge(objective, offset, weights, point):
+def _judge(objective, offset, weights, point):
     scores = move_scores(offset, point)
     slopes, values = gradients(objective, scores), loss_values(objective, scores)
     sizes = weighted_mean(_find_magnitudes(slopes), weights)
@@ -547,7 +547,7 @@ def _conclude_merit(numpy, point, sizes, slopes, loss) -> _Merit:
 
 def keeps_digits(objective, offset, weights, start, end):
     """Returns whether the loss is finite at ``end``, and slopes explain its fall."""
-    best, end = (judge(objective, offset, weights, each) for each in (start, end))
+    best, end = (_judge(objective, offset, weights, each) for each in (start, end))
     end = confirm(objective, offset, weights, best, end)
     return for_branches().isfinite(for_branches().asarray(end.loss))
 
