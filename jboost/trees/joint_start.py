@@ -307,7 +307,7 @@ _TURNS = 6  # the most repetitions of searches and Newton's method
 _BALANCED = 1e-3  # |mean gradient| / mean |gradient| at a minimum
 # Shares of a path where its slopes are evaluated: the closer to an end, the denser.
 _PATH = np.concatenate([[0], 1 / (1 + np.exp(np.linspace(12, -12, 127))), [1]])
-_SMALL_FALL = 1e-4  # relative to the loss: what may fall without an explanation
+_SMALL_FALL = 1e-4  # relative to the loss: a fall that needs no explanation
 
 
 @elementwise
