@@ -186,6 +186,10 @@ LOSSES = {
         ),
         TypeError, r"write jnp\.where\(mask, values, 0\.0\)",
     ),
+    "score[0]": (
+        dict(loss=lambda s, t: (s[0] - t) ** 2), TypeError,
+        r"write score, not score\[0\]",
+    ),
     "softmax of one score": (
         dict(loss=jb.losses.softmax, y=np.arange(N) % 3), ValueError,
         "num_scores is 1; pass num_scores=3",

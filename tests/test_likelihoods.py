@@ -184,7 +184,10 @@ def test_equal_to_the_formula():
 
 @jax.tree_util.register_pytree_node_class
 class Stale:
-    """Keeps its ``batch_shape`` under vmap, as NumPyro's, and holds a constant."""
+    """Keeps its ``batch_shape`` under vmap, as NumPyro's, and holds a constant.
+
+    Made of anything but arrays it fails, as those of TensorFlow Probability.
+    """
 
     def __init__(self, loc):
         self.loc, self.inner = loc, jnp.ones(1)
@@ -196,7 +199,8 @@ class Stale:
     @classmethod
     def tree_unflatten(cls, batch_shape, children):
         found = object.__new__(cls)
-        (found.loc, found.inner), found.batch_shape = children, batch_shape
+        found.loc, found.inner = map(jnp.asarray, children)
+        found.batch_shape = batch_shape
         return found
 
 

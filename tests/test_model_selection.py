@@ -303,6 +303,13 @@ def test_a_point_that_diverges_is_left_behind():
         validate(learning_rate=1e30)
     kept = caught.value
     assert kept.model.num_rounds == kept.round == len(kept.history.train_loss)
+    rates = [0.2, 0.2, 1e30]
+    with pytest.warns(UserWarning, match=r"fold \d became .*round 2; .* ends at round"):
+        ended = validate(
+            learning_rate=lambda step: rates[step], num_rounds=3,
+            early_stopping_rounds=2,
+        )  # fmt: skip
+    assert ended.train_loss.shape[1] == 2 and 0 <= ended.best_round < 2
 
 
 def poisoned(s, t):

@@ -208,3 +208,20 @@ def test_a_gradient_that_is_lost_on_the_way_is_reported(train):
     x = np.linspace(-2, 2, 200, dtype=np.float32)[:, None]
     with pytest.warns(UserWarning, match=r"finite derivatives .* in round \d+ .*rows"):
         train(x, 3 * x[:, 0], half, num_rounds=30, learning_rate=0.3, max_depth=3)
+
+
+def test_no_leaf_moves_to_where_the_loss_is_minus_infinity():
+    """As log(1 - p) where p rounds to 1: the leaf of 5 stays, the others learn."""
+
+    def broken(score, target):
+        return jnp.where(score > 3, -jnp.inf, (score - target) ** 2)
+
+    y = np.tile([0.0, 1.0, 2.0, 5.0], 25)
+    model, history = jb.fit(
+        y[:, None], y, broken, num_rounds=3, learning_rate=1.0, max_depth=2,
+        linear_leaves=False, subsample=1.0, l2=0.0, parent_rows=0.0, init_score=1.5,
+        rows_per_threshold=0, min_child_samples=1,
+    )  # fmt: skip
+    found = jb.predict(model, np.unique(y)[:, None])
+    np.testing.assert_allclose(found, [0, 1, 2, 1.5], atol=1e-5)
+    assert np.isfinite(history.train_loss).all()

@@ -183,6 +183,13 @@ def test_a_loss_that_overflows_keeps_the_model():
     assert len(error.history.train_loss) == 3
     chex.assert_tree_all_finite(error.history.train_loss)
     chex.assert_trees_all_equal(error.model, jb.truncate(fit()[0], 3))
+    with pytest.warns(UserWarning, match="became inf in round 3.* ends at round 2"):
+        model, history = fit(
+            learning_rate=lambda step: rates[step], validation=(OTHER_X, OTHER_Y),
+            early_stopping_rounds=5,
+        )  # fmt: skip
+    assert history.best_round == 2 and len(history.train_loss) == 3
+    chex.assert_trees_all_equal(model, error.model)
 
 
 def test_progress_shows_rounds_and_losses(capfd):

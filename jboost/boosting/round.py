@@ -354,7 +354,7 @@ def _is_lower(before, after, weights):
     """Returns whether a sum of losses is finite and, up to rounding, no greater."""
     group = jnp.zeros(len(after), jnp.int32)
     change, size = sum_changes(before, after, group, 1, weights)
-    return (jnp.isfinite(change) & (change <= 1e-6 * size))[0]
+    return (jnp.isfinite(size) & (change <= 1e-6 * size))[0]
 
 
 _HALVINGS = 12

@@ -188,18 +188,25 @@ def check_link(
     if inverse_link is None or (score_shape, single) in _find_checked(inverse_link):
         return inverse_link
     check_callable("inverse_link", inverse_link, "inverse_link(score)")
+    structures = []
+
+    def find_leaves(score):
+        # Pytrees of other libraries may refuse to be made from shapes.
+        leaves, structure = jax.tree.flatten(inverse_link(score))
+        structures.append(structure)
+        return leaves
+
     try:
-        found = jax.eval_shape(
-            inverse_link, jax.ShapeDtypeStruct(score_shape, jnp.float32)
-        )
+        jax.eval_shape(find_leaves, jax.ShapeDtypeStruct(score_shape, jnp.float32))
     except Exception as error:
         raise TypeError(
             "inverse_link must be a jax.numpy function of the score of one row, which "
             f"has shape {score_shape}: {explain_failure(error)}"
         ) from error
-    if single and not isinstance(found, jax.ShapeDtypeStruct):
+    found = structures[0]
+    if single and found != jax.tree.structure(0):
         raise TypeError(f"inverse_link must return one array here, got {show(found)}")
-    if not jax.tree.leaves(found):
+    if not found.num_leaves:
         raise TypeError(
             f"inverse_link must return an array or a pytree of arrays, got "
             f"{show(found)}"

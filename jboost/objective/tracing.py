@@ -380,13 +380,16 @@ def _warn_of_unused(loss, gradient, constants, num_scores):
 
 
 def _hint_scores(loss, arguments, num_scores):
-    """Suggests groups or num_scores, if the loss works with these."""
+    """Suggests groups, a scalar score or num_scores, if the loss works with these."""
     hint = "; if it is a loss of a group of rows, pass groups" * takes_mask(loss)
-    for size in range(2, 9) if num_scores == 1 else ():
+    for size in range(1, 9) if num_scores == 1 else ():
         scores = jax.ShapeDtypeStruct((size,), jnp.float32)
         try:
             jax.eval_shape(loss, scores, *arguments[1:])
         except Exception:
             continue
-        return f"{hint}; if it takes several scores, pass num_scores"
+        return (
+            f"{hint}; with num_scores=1 the score is a scalar (write score, not "
+            "score[0]); if it takes several scores, pass num_scores"
+        )
     return hint

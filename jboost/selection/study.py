@@ -606,9 +606,10 @@ def _record_chunk(study, points, curves, made, count):
 def _record_round(study, point, curve, losses, trees, parameters, scores):
     """Adds one round to a curve, and stops the curve where it ends."""
     if study.keeps_models:
-        curve.check_losses(losses)
-    elif not np.isfinite(losses[:, 0]).all():
-        curve.over = True  # a sweep goes on with its other points
+        curve.over = curve.ends_at(losses, study.patience)
+    else:  # a sweep goes on with its other points
+        curve.over = not np.isfinite(losses[:, 0]).all()
+    if curve.over:
         return
     folds = _read_folds(study, scores)
     metrics = measure(point.metrics, folds, curve.num_rounds, RuntimeError)

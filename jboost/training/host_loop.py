@@ -44,7 +44,12 @@ from jboost.training.chunks import (
 from jboost.training.metrics import Compared, describe_gaps, measure
 from jboost.training.record import Record, Trained, TrainingError, TrainingInterrupted
 from jboost.training.rows import PaddedRows
-from jboost.training.starting import describe_idleness, describe_limits, has_split
+from jboost.training.starting import (
+    describe_halt,
+    describe_idleness,
+    describe_limits,
+    has_split,
+)
 from jboost.trees.tree import LeafSums
 
 _SEEN = ("trees", "losses", "improvement", "parameters")
@@ -153,6 +158,7 @@ def _make_rounds(run: FitRun) -> None:
     """Makes rounds, and records them."""
     record, position, num_rounds = run.record, run.position, len(run.job.rates)
     stopped, over, split = False, record.is_over(run.patience), record.restored > 0
+    ends = halted = False
     sums = record.no_trees.sums
     calls = pace_rounds(
         num_rounds,
@@ -167,13 +173,19 @@ def _make_rounds(run: FitRun) -> None:
         position = Position(chunk.state, chunk.set_steps)
         made = jax.tree.map(lambda array: array[:count], chunk.trees)  # noqa: B023
         split, sums = split or bool(has_split(made)), made.sums
+        halted = run.job.rates[first + count - 1] != 0 and not made.leaf_value[-1].any()
         for entry in range(count):
+            ends = record.ends_at(np.asarray(chunk.losses[entry]), run.patience)
+            if ends:
+                break
             values = _record_round(run, chunk, entry)
             move_bar(run.bar, 1, values)
             stopped, over = _notify(run), record.is_over(run.patience)
             if stopped or over:
                 break
         meet()  # something may have failed on one process
+        if ends:  # a checkpoint keeps the rounds before, which end in the same way
+            break
         preempted = is_preempted()
         if run.checkpoint is not None:
             here = position if record.num_rounds == first + count else None
@@ -188,6 +200,11 @@ def _make_rounds(run: FitRun) -> None:
                 record,
                 number,
             )
+    if halted:
+        last = jax.tree.map(lambda array: np.asarray(array[-1]), sums)
+        reason = describe_halt(run.job.problem, run.job.rows, position.state, last)
+        if reason is not None:
+            warn_user(f"round {record.num_rounds - 1} learned nothing: {reason}")
     if record.num_rounds > 0 and not split:
         last = jax.tree.map(lambda array: np.asarray(array[-1]), sums)
         problem, rows = run.job.problem, run.job.rows
@@ -296,7 +313,6 @@ def _keep(checkpoint, record, position, over, final):
 def _record_round(run, chunk, entry):
     """Appends one round to the record; returns the losses to show."""
     losses = np.asarray(chunk.losses[entry])
-    run.record.check_losses(losses)
     improvement = chunk.improvement
     run.record.add(
         jax.tree.map(lambda array: np.asarray(array[entry]), chunk.trees),

@@ -18,7 +18,7 @@ from jaxtyping import Float
 
 from jboost.codes.bins import Bins
 from jboost.entry.attributes import make_attribute_error
-from jboost.entry.messages import MOST_LINES, cut, import_pandas
+from jboost.entry.messages import MOST_LINES, cut, import_pandas, warn_user
 from jboost.kernels.calls import make_aligned
 from jboost.model.ensemble import Ensemble, Links, rounds_of, to_ensemble, truncate
 from jboost.training.metrics import BY_LOSS, Criterion
@@ -235,7 +235,8 @@ def explain_divergence(losses: Sequence[float] | np.ndarray, value: float) -> st
     if value == -np.inf or fell:
         advice += (
             ", but the loss fell before, and may be unbounded below; arguments may be "
-            "swapped (the call is loss(score, target)), or its sign be wrong"
+            "swapped (the call is loss(score, target)), its sign be wrong, or float32 "
+            "have lost its digits (a logarithm of 1 - p, which rounds to 0)"
         )
     elif np.isnan(value) and len(losses) == 0:
         advice += (
@@ -402,28 +403,36 @@ class Record:
             return False
         return last - (self.best_round() if best is None else best) >= patience
 
-    def check_losses(self, losses: Float[np.ndarray, "*folds S"]) -> None:
-        """Checks the losses of the next round before they are added.
+    def ends_at(
+        self, losses: Float[np.ndarray, "*folds S"], patience: int | None
+    ) -> bool:
+        """Returns whether the next round diverges, so that the best one ends the run.
+
+        Args:
+          losses: the losses of the next round, before they are added.
+          patience: rounds without improvement after which the run stops; None: never.
 
         Raises:
-          TrainingError: a loss of the training rows is not finite.
+          TrainingError: a loss of the training rows is not finite, and no round is the
+            best by early stopping.
         """
         bad = ~np.isfinite(losses[..., 0])
         if not bad.any():
-            return
+            return False
         fold = tuple(map(int, np.unravel_index(np.argmax(bad), bad.shape)))
         value, number = losses[..., 0][fold], self.num_rounds
         of, kept = "", "the rounds before"
         if fold:
             of, kept = f" of fold {fold[0]}", "the earlier rounds of that fold"
-        raise TrainingError(
+        became = (
             f"the loss of the training rows{of} became {value} in round {number}; "
-            f"{explain_divergence(self.series()[:, *fold], value)}; the error's .model "
-            f"and .history hold {kept}",
-            self,
-            number,
-            fold,
+            f"{explain_divergence(self.series()[:, *fold], value)}"
         )
+        if patience and number and self.best_round() >= 0:
+            warn_user(f"{became}; training ends at round {self.best_round()}, the best")
+            return True
+        message = f"{became}; the error's .model and .history hold {kept}"
+        raise TrainingError(message, self, number, fold)
 
     def model(self, num_rounds: int, *fold: int) -> Ensemble:
         """Returns the ensemble after the first ``num_rounds`` rounds."""

@@ -43,7 +43,7 @@ from jboost.objective.faults import (
     find_never_finite,
 )
 from jboost.training.chunks import Job, Position, choose_effort, no_trees
-from jboost.training.record import UNNAMED, Record
+from jboost.training.record import UNNAMED, Record, explain_divergence
 from jboost.training.rows import PaddedRows
 from jboost.training.sharded import compile_for_rows, compile_start
 from jboost.trees.initial import (
@@ -312,6 +312,39 @@ def describe_limits(
     if not reasons and named:
         return f"no split of {size} rows gains enough with {named}"
     return "; ".join(reasons) or f"no split of {size} rows lowers the loss"
+
+
+def describe_halt(
+    problem: Problem, rows: PaddedRows, state: BoostState, sums: LeafSums
+) -> str | None:
+    """Explains why a round moved no row: a Newton step takes the loss to -inf.
+
+    Args:
+      state: the state after the round.
+      sums: the leaf sums of its trees, [K, L]; the longest step is tried in all rows.
+
+    Returns:
+      None if the loss is larger, and where rows depend on each other or are divided.
+    """
+    if problem.loss.coupled or rows.spread is not None:
+        return None
+    curvature = np.where(sums.curvature > 0, sums.curvature + sums.l2[:, None], np.inf)
+    steps = np.asarray(-sums.gradient / curvature)
+    longest = np.argmax(np.abs(steps), axis=1, keepdims=True)
+    step = np.take_along_axis(steps, longest, axis=1)
+    objective = bind_objective(problem, state)
+    moved = state.scores + jnp.asarray(step)
+    with run_in_stages(), np.errstate(over="ignore", invalid="ignore"):
+        here, after = (loss_values(objective, each) for each in (state.scores, moved))
+        counted = np.where(problem.data.weights > 0, problem.data.weights, np.nan)
+        fall = np.nansum(np.asarray(after) * counted)
+        size = np.nansum((np.abs(here) + np.abs(after)) * counted)
+    if np.isfinite(size) or not fall < 0:
+        return None
+    return (
+        f"its leaves would take the loss from {np.nanmean(here):.3g} to where float32 "
+        f"ends; {explain_divergence([], -np.inf)}"
+    )
 
 
 def _find_curvature(problem, sums):

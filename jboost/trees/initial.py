@@ -48,6 +48,7 @@ from jboost.trees.joint_start import (
     ROUNDING,
     begin_at,
     best_of,
+    keeps_digits,
     minimise_jointly,
     move_scores,
     one_group,
@@ -263,7 +264,10 @@ def _approach_infinity(objective, offset, weights, slopes, none, start):
         points = [_place_along(sign * way, start.score) for way in (1, -1)]
         found = [map_points(measure, each) for each in points]
         shares = known_shares(known, weights, len(sign))
-        return _balance(start, sign, *found, weights, mean_weight(weights), shares)
+        moved = _balance(start, sign, *found, weights, mean_weight(weights), shares)
+        ends = start.score, moved.score
+        kept = keeps_digits(objective, offset, weights, *ends)
+        return branch(kept, lambda: moved, lambda: start)
 
     return branch(is_any(sign != 0), move, lambda start: start, start)
 

@@ -38,6 +38,10 @@ _PRODUCTS = 30  # the most products with the Hessian of many scores, for one ste
 _SOLVED = 1e-4  # the slope left after such a step, relative to the largest
 _CONCAVE = 1e-4  # relative to the largest: negative curvature beyond rounding
 ROUNDING = 2.0**-21  # the relative rounding error of a mean in float32
+# A loss that falls farther than its slopes explain has lost its digits: the logarithm
+# of a gamma function at 1e10, say. A convex one falls by at most the slope times the
+# step, and step and slope of one of negative curvature by half more.
+_MOST_FALL = 4.0
 
 
 @elementwise
@@ -95,11 +99,15 @@ class _Newton(NamedTuple):
 
 
 class _NewtonStep(NamedTuple):
-    """A Newton step: the new point, its length, whether no curvature was negative."""
+    """A Newton step: the new point, its length, whether no curvature was negative.
+
+    ``promised`` is the decrease of the loss along its slope.
+    """
 
     point: Float[Array, " K"]
     length: Float[Array, ""]
     convex: Bool[Array, ""]
+    promised: Float[Array, ""]
 
 
 @elementwise
@@ -121,10 +129,12 @@ def _propose(state, slopes, hessian, weights) -> _NewtonStep:
     # direction (softmax scores may all be shifted), a step would follow it far away.
     noise = ROUNDING * jnp.max(unit * sizes)
     slope = jnp.where(jnp.abs(slope) > noise, slope, 0.0)
-    step = -(axes @ (slope / (jnp.abs(curvature) + state.damping * size)))
+    along = slope / (jnp.abs(curvature) + state.damping * size)
+    step = -(axes @ along)
     length = jnp.max(jnp.abs(step)) * jnp.maximum(1.0, jnp.sqrt(size))
     convex = jnp.min(curvature) >= -_CONCAVE * size
-    return _NewtonStep(state.point + unit * step, length, convex)
+    promised = jnp.sum(slope * along)
+    return _NewtonStep(state.point + unit * step, length, convex, promised)
 
 
 class _Solution(NamedTuple):
@@ -183,7 +193,7 @@ def _propose_for_many(objective, scores, state, slopes, weights):
     means = weighted_mean(slopes, weights), weighted_mean(diagonal, weights)
     parabola, start = _begin_step(state.damping, sizes, *means)
     found = repeat_while(unfinished, improve, start)
-    return _end_step(state.point, parabola, found)
+    return _end_step(state.point, parabola, start.left, found)
 
 
 @elementwise
@@ -237,12 +247,13 @@ def _follow(found, parabola, product) -> _Solution:
 
 
 @stage
-def _end_step(point, parabola, found) -> _NewtonStep:
+def _end_step(point, parabola, downhill, found) -> _NewtonStep:
     # Before the first product, this is the step of the diagonal.
     step = jnp.where(found.number > 0, found.step, found.along)
     size = jnp.max(parabola.own)
     length = jnp.max(jnp.abs(step)) * jnp.maximum(1.0, jnp.sqrt(size))
-    return _NewtonStep(point + parabola.unit * step, length, found.convex)
+    promised = jnp.sum(downhill * step)
+    return _NewtonStep(point + parabola.unit * step, length, found.convex, promised)
 
 
 @elementwise
@@ -250,7 +261,10 @@ def _judge_step(numpy, state, proposal, loss) -> _Newton:
     """Takes the step if it lowers the loss, else damps the next one more."""
     loss, damping = _or_infinite(numpy, loss), state.damping
     # Close to the minimum, the loss is flat to the last bits, but the gradient is not.
-    better = loss <= state.loss + ROUNDING * numpy.abs(state.loss)
+    noise = ROUNDING * numpy.abs(state.loss)
+    better = loss <= state.loss + noise
+    explained = state.loss - loss <= _MOST_FALL * proposal.promised + noise
+    better = better & (explained | ~numpy.isfinite(state.loss))
     less = numpy.maximum(damping * np.float32(0.1), np.float32(1e-6))
     given_up = numpy.where(damping > 1e6, 0.0, state.moved)
     return _Newton(
@@ -291,6 +305,9 @@ _SEARCHED_NUMBERS = 2**15  # limit on these rows times K
 _SWEEPS = 4  # searches over all K scores, before each run of Newton's method
 _TURNS = 6  # the most repetitions of searches and Newton's method
 _BALANCED = 1e-3  # |mean gradient| / mean |gradient| at a minimum
+# Shares of a path where its slopes are evaluated: the closer to an end, the denser.
+_PATH = np.concatenate([[0], 1 / (1 + np.exp(np.linspace(12, -12, 127))), [1]])
+_SMALL_FALL = 1e-4  # relative to the loss: a fall that needs no explanation
 
 
 @elementwise
@@ -385,6 +402,10 @@ def _minimise(loss, arrays, offset, weights):
         with use_shards(current_shards() if whole else None):  # all shards have them
             return _search_along(*few, c)
 
+    def doubt(best, start):
+        with use_shards(current_shards() if whole else None):
+            return confirm(*few, best, start)
+
     def unfinished(state):
         numpy = for_branches()
         return (numpy.asarray(state.turn) < _TURNS) & ~numpy.asarray(state.done)
@@ -394,6 +415,8 @@ def _minimise(loss, arrays, offset, weights):
         last = _find_last(state)
         begin = branch(first, lambda c: state.zero, search_few, last)
         start = _judge(objective, offset, weights, begin)
+        explain = partial(doubt, state.best)
+        start = branch(first, lambda start: start, explain, start)
         wanted = _is_wanted(state, start)
         end, settled = damped_newton(objective, offset, weights, begin, wanted)
         end = _judge(objective, offset, weights, end)
@@ -403,10 +426,12 @@ def _minimise(loss, arrays, offset, weights):
     if whole:
         return best.point
 
-    def refine(c):
-        return _search_along(objective, offset, weights, c)
+    def refine(best):
+        found = _search_along(objective, offset, weights, best.point)
+        end = doubt(best, _judge(objective, offset, weights, found))
+        return _keep_explained(best, end)
 
-    return branch(best.balanced, lambda c: c, refine, best.point)
+    return branch(best.balanced, lambda best: best.point, refine, best)
 
 
 def _take_rows(objective, offset, weights):
@@ -516,7 +541,59 @@ def _judge(objective, offset, weights, point):
 @elementwise
 def _conclude_merit(numpy, point, sizes, slopes, loss) -> _Merit:
     balanced = numpy.all((numpy.abs(slopes) <= _BALANCED * sizes) & (sizes > 0))
-    return _Merit(point, balanced, numpy.where(numpy.isnan(loss), np.inf, loss))
+    usable = numpy.isfinite(loss) & numpy.all(numpy.isfinite(sizes))
+    return _Merit(point, balanced, numpy.where(usable, loss, np.inf))
+
+
+def keeps_digits(objective, offset, weights, start, end):
+    """Returns whether the loss is finite at ``end``, and slopes explain its fall."""
+    best, end = (_judge(objective, offset, weights, each) for each in (start, end))
+    end = confirm(objective, offset, weights, best, end)
+    return for_branches().isfinite(for_branches().asarray(end.loss))
+
+
+def confirm(objective, offset, weights, best, end):
+    """Returns ``end``, with a loss of inf where slopes do not explain that it is less.
+
+    A search by values ends where float32 has lost the digits of the loss, if it may:
+    no value is less than a wrong one. Along the path from the best point, the slopes
+    must add up to the fall of the loss. Gradients that balance need no values.
+    """
+
+    def measure(share):
+        point = _go_along(best.point, end.point, share)
+        slopes = gradients(objective, move_scores(offset, point))
+        return weighted_mean(slopes, weights)
+
+    ends = [
+        weighted_mean(loss_values(objective, move_scores(offset, each.point)), weights)
+        for each in (best, end)
+    ]
+    slopes = map_points(measure, _PATH.astype(np.float32))
+    return _compare_with_slopes(best, end, slopes, *ends)
+
+
+@elementwise
+def _go_along(numpy, start, end, share):
+    del numpy
+    return start + share * (end - start)
+
+
+@elementwise
+def _compare_with_slopes(numpy, best, end, slopes, before, after) -> _Merit:
+    along = slopes @ (end.point - best.point)
+    widths = numpy.asarray(np.diff(_PATH).astype(np.float32))
+    predicted = -numpy.sum(widths * (along[1:] + along[:-1])) / 2
+    fall = before - after
+    most = fall / 2 + _SMALL_FALL * numpy.abs(before)
+    explained = (fall <= 0) | (numpy.abs(fall - predicted) <= most)
+    explained = explained | end.balanced | ~numpy.isfinite(before)
+    return end._replace(loss=numpy.where(explained, end.loss, np.inf))
+
+
+@elementwise
+def _keep_explained(numpy, best, end):
+    return numpy.where(numpy.isfinite(end.loss), end.point, best.point)
 
 
 def _is_better(numpy, one, other):

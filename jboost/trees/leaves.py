@@ -365,7 +365,6 @@ def keeps_steps(
 def _compare_losses(objective, groups, step, promised, before=None):
     """Returns whether each loss falls by enough, and whether rounding may hide that."""
     (change, noise), *_ = _loss_changes(objective, groups, [step], before)
-    # A change that is not a number fails this comparison, as it should.
     kept = -change >= _KEPT * promised - noise
     # Most trees have leaves that promise next to nothing; these do not count.
     usual = jnp.nanmedian(jnp.where(promised > 0, promised, jnp.nan))
@@ -403,8 +402,8 @@ def step_from_median(objective: Objective, groups: LeafProblems) -> Float[Array,
     (of_middle, noise), (of_stepped, _) = _loss_changes(
         objective, groups, [middle, stepped]
     )
-    # A change that is not a number fails this comparison, as it should.
-    return jnp.where(of_stepped <= of_middle + noise, stepped, middle) + doubt
+    better = jnp.isfinite(of_stepped) & (of_stepped <= of_middle + noise)
+    return jnp.where(better, stepped, middle) + doubt
 
 
 def _solve_exactly(objective, groups, newton):
@@ -536,7 +535,10 @@ def _loss_changes(
     steps: Sequence[Float[Array, " G"]],
     before: Float[Array, " N"] | None = None,
 ):
-    """Returns, per step, each problem's change of loss and its rounding error."""
+    """Returns, per step, each problem's change of loss and its rounding error.
+
+    A change that is not finite is a rise: a loss of -inf has lost its digits.
+    """
     if before is None:
         before = loss_values(objective, groups.scores)
     afters = [loss_values(objective, shift_scores(groups, c)) for c in steps]
@@ -555,7 +557,10 @@ def _sum_changes(groups, before, afters, steps):
             penalty = penalty + groups.l1 * jnp.abs(c)
         if groups.pull is not None:
             penalty = penalty - round_alone(groups.pull * c)
-        changes.append((change + penalty, _NOISE * size))
+        change, known = change + penalty, jnp.isfinite(size)
+        changes.append(
+            (jnp.where(known, change, jnp.inf), jnp.where(known, _NOISE * size, 0.0))
+        )
     return changes
 
 
