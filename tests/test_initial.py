@@ -382,7 +382,6 @@ EDGES = {
     "rare counts": (zero_inflated, 3, RARE, None),
     "only zeros": (zero_inflated, 3, np.zeros(ROWS), 0.0),
     "one class": (classes, 3, np.ones(ROWS), 0.0),
-    "constant": (jb.distributions.negative_binomial, 2, np.full(ROWS, 3.0), None),
 }
 
 
