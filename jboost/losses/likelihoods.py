@@ -21,7 +21,8 @@ from jaxtyping import Array, UInt32
 from jboost.entry.messages import show
 
 _SAMPLES = 8  # targets that are drawn for each row in a round
-_NODES = 24  # targets that stand for all others in a sum; even: none at a symmetric kink
+_NODES = 24  # targets that stand for all numbers; even: none at a symmetric kink
+_COUNTS = 16  # those that stand for all counts but the least
 _LOGITS = 11.5  # the last quantiles
 _FAR = 40.0  # the last nodes of continuous targets, in deviations from the center
 _STRETCH = 4.0  # growth of their distances: 0.5 deviations at the center, 14 at the ends
@@ -196,8 +197,7 @@ def _from_quantiles(make):
         if "while[" in str(find(levels_)) or "scan[" in str(find(levels_)):
             raise TypeError("a search for quantiles takes longer than sums around a mean")
         values = jax.vmap(distribution.icdf)(levels_)
-        _, slopes = _evaluate_nodes(make, score, values)
-        return _covariance(slopes, widths).reshape(score.shape * 2)
+        return _covariance(make, score, values, widths)
 
     return evaluate
 
@@ -213,9 +213,9 @@ def _from_nodes(make):
         distribution = make(jax.lax.stop_gradient(score))
         place = _place_counts if _is_discrete(distribution) else _place_numbers
         values, widths = jax.lax.stop_gradient(place(distribution))
-        log_prob, slopes = _evaluate_nodes(make, score, values)
-        found = _covariance(slopes, log_prob + widths)
-        return found.reshape(score.shape * 2)
+        fixed = jax.lax.stop_gradient(score)
+        density = jax.vmap(lambda value: -Likelihood(make)(fixed, value))
+        return _covariance(make, score, values, density(values) + widths)
 
     return evaluate
 
@@ -224,25 +224,20 @@ def _is_discrete(distribution):
     return getattr(getattr(distribution, "support", None), "is_discrete", False)
 
 
-def _evaluate_nodes(make, score, values):
-    """Returns log p(value | score) and its derivatives, [nodes] and [nodes, K]."""
-
-    def one(value):
-        return jax.value_and_grad(lambda score: -Likelihood(make)(score, value))(score)
-
-    log_prob, slopes = jax.vmap(one)(values)
-    return log_prob, slopes.reshape(len(slopes), -1)
-
-
-def _covariance(slopes, logs):
-    """Returns the covariance of slopes [nodes, K] with weights exp(logs), [K, K]."""
+def _covariance(make, score, values, logs):
+    """Returns the covariance of g over nodes with weights exp(logs)."""
     logs = jnp.where(jnp.isfinite(logs), logs, -jnp.inf)
-    weights = jnp.exp(logs - jnp.max(logs))
-    weights = (weights / jnp.sum(weights))[:, None]
-    slopes = jnp.where(weights > 0, slopes, 0)
-    slopes = slopes - jnp.sum(weights * slopes, axis=0)
-    products = slopes[:, :, None] * slopes[:, None, :]
-    return jnp.sum(weights[:, :, None] * products, axis=0)
+    weights = jax.nn.softmax(logs)
+    # Barriers, or XLA would compute densities and slopes again for each use.
+    values, weights = jax.lax.optimization_barrier((values, weights))
+    slope = jax.grad(Likelihood(make))
+    slopes = jax.lax.optimization_barrier(
+        jax.vmap(lambda value: slope(score, value))(values)
+    )
+    slopes = jnp.where(weights > 0, slopes.reshape(len(values), -1).T, 0)  # [K, nodes]
+    slopes = slopes - jnp.sum(weights * slopes, axis=1, keepdims=True)
+    products = slopes[:, None] * (weights * slopes)[None]
+    return jnp.sum(products, axis=2).reshape(score.shape * 2)
 
 
 def _place_numbers(distribution):
@@ -287,36 +282,34 @@ def _place_numbers(distribution):
 
 
 def _place_counts(distribution):
-    """Returns integers, and logarithms of the number of integers that they stand for.
+    """Returns counts, and logarithms of the numbers of counts that they stand for.
 
-    The least one stands for itself: it may be inflated. Where the others begin next to
+    The least one, which may be inflated, stands for itself. If the others begin next to
     it, they are denser there.
     """
     lower, upper = _bounds(distribution)
-    if isinstance(lower, int) and isinstance(upper, int) and upper - lower < 2 * _NODES:
+    few = isinstance(lower, int) and isinstance(upper, int)
+    if few and upper - lower < 2 * _COUNTS:
         values = np.arange(lower, upper + 1)
         return values, np.zeros(len(values), np.float32)
     mean, variance = _moments(distribution)
     # The moments of y - lower where that is not 0.
     others = -jnp.expm1(distribution.log_prob(jnp.float32(lower)))
-    mean, square = mean - lower, variance + jnp.square(mean - lower)
-    mean, square = mean / others, square / others
+    square = (variance + jnp.square(mean - lower)) / others
+    mean = (mean - lower) / others
     variance = jnp.maximum(square - jnp.square(mean), 0)
     deviation = jnp.sqrt(variance)
     first = jnp.maximum(jnp.floor(mean - _BELOW * deviation), 1.0)
     reach = jnp.maximum(_ABOVE * deviation, _TAIL * variance / mean)
-    last = jnp.maximum(jnp.ceil(mean + reach), first + _NODES)
+    last = jnp.maximum(jnp.ceil(mean + reach), first + _COUNTS)
     last = jnp.minimum(last, upper - lower + 1.0)
-    share = np.linspace(0, 1, _NODES + 1).astype(np.float32)
+    share = np.linspace(0, 1, _COUNTS + 1).astype(np.float32)
     share = jnp.where(first > 1, share, share * share * share)
-    edges = lower + jnp.floor(first + (last - first) * share)
-    counts = edges[1:] - edges[:-1]
-    values = edges[:-1] + jnp.floor((counts - 1) / 2)
-    least = jnp.full(1, lower, jnp.float32)
-    # A node that stands for no integer has weight 0.
-    logs = jnp.where(counts > 0, jnp.log(jnp.maximum(counts, 1)), -jnp.inf)
-    values = jnp.where(counts > 0, values, edges[:-1])
-    return jnp.concatenate([least, values]), jnp.concatenate([jnp.zeros(1), logs])
+    edges = jnp.floor(first + (last - first) * share)
+    number = edges[1:] - edges[:-1]
+    middle = edges[:-1] + jnp.maximum(jnp.floor((number - 1) / 2), 0)
+    values = lower + jnp.concatenate([jnp.zeros(1), middle])
+    return values, jnp.concatenate([jnp.zeros(1), jnp.log(number)])
 
 
 def _bounds(distribution):
