@@ -25,10 +25,9 @@ _NODES = 24  # targets that stand for all numbers; even: none at a symmetric kin
 _COUNTS = 16  # those that stand for all counts but the least
 _LOGITS = 11.5  # the last quantiles
 _FAR = 40.0  # the last nodes of continuous targets, in deviations from the center
-_STRETCH = 4.0  # growth of their distances: 0.5 deviations at the center, 14 at the ends
+_STRETCH = 4.0  # growth of their distances: 0.5 at the center, 14 at the ends
 _BELOW, _ABOVE = 5.0, 8.0  # deviations from the mean that nodes of counts reach
 _TAIL = 10.0  # and that in units of variance / mean, the scale of an exponential tail
-_UNBOUNDED = 1e30
 _EVEN = ((2 * np.arange(_NODES) + 1) / _NODES - 1).astype(np.float32)
 _STEPS = _STRETCH * np.linspace(-1, 1, _NODES)
 _AWAY = (_FAR / np.sinh(_STRETCH) * np.sinh(_STEPS)).astype(np.float32)
@@ -67,10 +66,10 @@ def likelihood(make_distribution: Callable[..., Any]) -> Likelihood:
     of these that the distribution provides: ``fisher_information()``, the matrix [P, P]
     for its parameters in the order of ``jax.tree.leaves(distribution)``; the second
     derivative of a KL divergence (``distribution.kl_divergence(other)``, or NumPyro's
-    function); ``icdf(q)`` in closed form, for a sum over quantiles; ``support``, ``mean``
-    and ``variance``, for a sum over numbers around the mean; ``sample(key,
-    sample_shape)`` (or ``seed=key``), for an estimate in each round from eight values
-    drawn per row.
+    function); ``icdf(q)`` without a loop, for a sum over quantiles; ``support`` (an
+    object as in NumPyro), ``mean`` and ``variance``, for a sum over values around the
+    mean, unless it is a mixture; ``sample(key, sample_shape)`` (or ``seed=key``), for
+    an estimate in each round from eight values drawn per row.
 
     Args:
       make_distribution: a function of the score of one row, a scalar or [K], that
@@ -179,25 +178,24 @@ def _from_divergence(make):
 
 
 def _from_quantiles(make):
-    """The covariance of g over quantiles; their logits are half an integer.
+    """The covariance of g over quantiles with evenly spaced logits.
 
-    The trapezoidal rule is accurate in logits: the integrand is smooth, and falls off.
+    The trapezoidal rule is accurate there: the integrand is smooth, and falls off.
     """
     logits = _LOGITS * np.linspace(-1, 1, _NODES)
-    levels = 1 / (1 + np.exp(-logits))
-    widths = np.log(levels * (1 - levels)).astype(np.float32)
+    levels = (1 / (1 + np.exp(-logits))).astype(np.float32)
+    widths = np.log(levels * (1 - levels))
 
     def evaluate(score, words):
         del words
         distribution = make(jax.lax.stop_gradient(score))
         if _is_discrete(distribution):
             raise TypeError("several levels have the same quantile")
-        find = jax.make_jaxpr(jax.vmap(distribution.icdf))
-        levels_ = jnp.asarray(levels, jnp.float32)
-        if "while[" in str(find(levels_)) or "scan[" in str(find(levels_)):
-            raise TypeError("a search for quantiles takes longer than sums around a mean")
-        values = jax.vmap(distribution.icdf)(levels_)
-        return _covariance(make, score, values, widths)
+        find = jax.vmap(distribution.icdf)
+        text = str(jax.make_jaxpr(find)(levels))
+        if "while[" in text or "scan[" in text:
+            raise TypeError("a search for quantiles takes longer than other sources")
+        return _covariance(make, score, find(levels), widths)
 
     return evaluate
 
@@ -227,16 +225,16 @@ def _is_discrete(distribution):
 def _covariance(make, score, values, logs):
     """Returns the covariance of g over nodes with weights exp(logs)."""
     logs = jnp.where(jnp.isfinite(logs), logs, -jnp.inf)
-    weights = jax.nn.softmax(logs)
+    weights = jax.nn.softmax(logs)[None, :]
     # Barriers, or XLA would compute densities and slopes again for each use.
     values, weights = jax.lax.optimization_barrier((values, weights))
     slope = jax.grad(Likelihood(make))
     slopes = jax.lax.optimization_barrier(
         jax.vmap(lambda value: slope(score, value))(values)
     )
-    slopes = jnp.where(weights > 0, slopes.reshape(len(values), -1).T, 0)  # [K, nodes]
+    slopes = jnp.where(weights > 0, slopes.reshape(len(values), -1).T, 0)
     slopes = slopes - jnp.sum(weights * slopes, axis=1, keepdims=True)
-    products = slopes[:, None] * (weights * slopes)[None]
+    products = slopes[:, None, :] * (weights * slopes)[None, :, :]
     return jnp.sum(products, axis=2).reshape(score.shape * 2)
 
 
@@ -251,10 +249,10 @@ def _place_numbers(distribution):
     if type(distribution.support).__name__ == "_Circular":  # variance 1 - E cos(y - m)
         reach = jnp.minimum(_BELOW * jnp.sqrt(2 * variance), np.pi)
         return mean + reach * _EVEN, np.zeros(_NODES, np.float32)
-    if lower <= -_UNBOUNDED and upper < _UNBOUNDED:
+    if lower == -np.inf and upper < np.inf:
         raise TypeError("support without a lower bound")
     slope = 1.0  # of a target in its place on the line, at the mean
-    if lower > -_UNBOUNDED:
+    if lower > -np.inf:
         share = (mean - lower) / (upper - lower)
         slope = (mean - lower) * (1 - share)
     # Tails and singular densities raise the variance, which may be infinite: the nodes
@@ -262,20 +260,20 @@ def _place_numbers(distribution):
     height = jnp.exp(distribution.log_prob(mean)) * slope
     deviation = jnp.sqrt(variance) / slope
     deviation = jnp.fmin(deviation, 0.4 / height)
-    if lower <= -_UNBOUNDED:
+    if lower == -np.inf:
         center = mean
-    elif upper >= _UNBOUNDED:
+    elif upper == np.inf:
         center = jnp.log(slope) - jnp.log1p(jnp.square(deviation)) / 2
     else:
         center = special.logit(share)
     line = center + deviation * _AWAY
-    if lower <= -_UNBOUNDED:
+    if lower == -np.inf:
         return line, _WIDTHS
     # Beyond these are no float32.
-    last = 80.0 if upper >= _UNBOUNDED else 14.0
+    last = 80.0 if upper == np.inf else 14.0
     widths = jnp.where((line > -80.0) & (line < last), _WIDTHS, -jnp.inf)
     line = jnp.clip(line, -80.0, last)
-    if upper >= _UNBOUNDED:
+    if upper == np.inf:
         return lower + jnp.exp(line), widths + line
     slopes = jax.nn.log_sigmoid(line) + jax.nn.log_sigmoid(-line)
     return lower + (upper - lower) * jax.nn.sigmoid(line), widths + slopes
@@ -313,10 +311,10 @@ def _place_counts(distribution):
 
 
 def _bounds(distribution):
-    """Returns the bounds of a support: a pair, or an object of NumPyro."""
+    """Returns the bounds of a support, which NumPyro describes by an object."""
     support = distribution.support
-    if isinstance(support, tuple):
-        return support
+    if hasattr(distribution, "mixing_distribution"):
+        raise TypeError("a narrow component would be between two nodes")
     if getattr(support, "event_dim", 0):
         raise TypeError("values with axes of their own")
     name = type(support).__name__
