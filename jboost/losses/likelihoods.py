@@ -178,7 +178,7 @@ def _from_divergence(make):
 
 
 def _from_quantiles(make):
-    """The covariance of g over quantiles with evenly spaced logits.
+    """The mean of g g' over quantiles with evenly spaced logits.
 
     The trapezoidal rule is accurate there: the integrand is smooth, and falls off.
     """
@@ -195,16 +195,13 @@ def _from_quantiles(make):
         text = str(jax.make_jaxpr(find)(levels))
         if "while[" in text or "scan[" in text:
             raise TypeError("a search for quantiles takes longer than other sources")
-        return _covariance(make, score, find(levels), widths)
+        return _mean_square(make, score, find(levels), widths)
 
     return evaluate
 
 
 def _from_nodes(make):
-    """The covariance of g over nodes around the mean, weighted by their density.
-
-    This is the information of a target that takes no values but the nodes.
-    """
+    """The mean of g g' over nodes around the mean, weighted by their density."""
 
     def evaluate(score, words):
         del words
@@ -213,7 +210,7 @@ def _from_nodes(make):
         values, widths = jax.lax.stop_gradient(place(distribution))
         fixed = jax.lax.stop_gradient(score)
         density = jax.vmap(lambda value: -Likelihood(make)(fixed, value))
-        return _covariance(make, score, values, density(values) + widths)
+        return _mean_square(make, score, values, density(values) + widths)
 
     return evaluate
 
@@ -222,8 +219,12 @@ def _is_discrete(distribution):
     return getattr(getattr(distribution, "support", None), "is_discrete", False)
 
 
-def _covariance(make, score, values, logs):
-    """Returns the covariance of g over nodes with weights exp(logs)."""
+def _mean_square(make, score, values, logs):
+    """Returns the mean of g g' over nodes with weights exp(logs).
+
+    The mean of g is 0 but for rounding. It is not subtracted: where g is all rounding,
+    as about large degrees of freedom, F is as large as its square.
+    """
     logs = jnp.where(jnp.isfinite(logs), logs, -jnp.inf)
     weights = jax.nn.softmax(logs)[None, :]
     # Barriers, or XLA would compute densities and slopes again for each use.
@@ -233,7 +234,6 @@ def _covariance(make, score, values, logs):
         jax.vmap(lambda value: slope(score, value))(values)
     )
     slopes = jnp.where(weights > 0, slopes.reshape(len(values), -1).T, 0)
-    slopes = slopes - jnp.sum(weights * slopes, axis=1, keepdims=True)
     products = slopes[:, None, :] * (weights * slopes)[None, :, :]
     return jnp.sum(products, axis=2).reshape(score.shape * 2)
 
@@ -251,7 +251,7 @@ def _place_numbers(distribution):
         return mean + reach * _EVEN, np.zeros(_NODES, np.float32)
     if lower == -np.inf and upper < np.inf:
         raise TypeError("support without a lower bound")
-    slope = 1.0  # of a target in its place on the line, at the mean
+    slope = 1.0  # derivative of the target by its place on the line, at the mean
     if lower > -np.inf:
         share = (mean - lower) / (upper - lower)
         slope = (mean - lower) * (1 - share)
@@ -327,7 +327,7 @@ def _moments(distribution):
     """Returns mean and variance, attributes or methods."""
     found = (getattr(distribution, name) for name in ("mean", "variance"))
     mean, variance = (each() if callable(each) else each for each in found)
-    return mean, variance
+    return jnp.where(jnp.isfinite(mean), mean, 0), variance  # any nodes, but no NaN
 
 
 def _from_samples(make):
