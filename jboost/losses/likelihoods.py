@@ -251,6 +251,7 @@ def _place_numbers(distribution):
         return mean + reach * _EVEN, np.zeros(_NODES, np.float32)
     if lower == -np.inf and upper < np.inf:
         raise TypeError("support without a lower bound")
+    share = 0.0
     slope = 1.0  # derivative of the target by its place on the line, at the mean
     if lower > -np.inf:
         share = (mean - lower) / (upper - lower)
@@ -325,7 +326,7 @@ def _bounds(distribution):
 
 def _moments(distribution):
     """Returns mean and variance, attributes or methods."""
-    found = (getattr(distribution, name) for name in ("mean", "variance"))
+    found: Any = (getattr(distribution, name) for name in ("mean", "variance"))
     mean, variance = (each() if callable(each) else each for each in found)
     return jnp.where(jnp.isfinite(mean), mean, 0), variance  # any nodes, but no NaN
 
