@@ -324,10 +324,11 @@ def _bounds(distribution):
     return support.lower_bound, getattr(support, "upper_bound", np.inf)
 
 
-def _moments(distribution):
+def _moments(distribution) -> tuple[Any, Any]:
     """Returns mean and variance, attributes or methods."""
-    found: Any = (getattr(distribution, name) for name in ("mean", "variance"))
-    mean, variance = (each() if callable(each) else each for each in found)
+    found = [getattr(distribution, name) for name in ("mean", "variance")]
+    values: list[Any] = [each() if callable(each) else each for each in found]
+    mean, variance = values
     return jnp.where(jnp.isfinite(mean), mean, 0), variance  # any nodes, but no NaN
 
 
