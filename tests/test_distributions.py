@@ -201,6 +201,57 @@ def test_information_equals_quadrature(name):
     np.testing.assert_allclose(batch[..., 0], single, rtol=1e-5)
 
 
+class Placed:
+    """Has ``log_prob``, moments and a support like NumPyro's, and no formula."""
+
+    def __init__(self, inner, name):
+        self.log_prob, self.mean = inner.log_prob, inner.mean
+        self.variance, self.support = inner.variance, self
+        self.is_discrete = name in COUNTS
+        lower, upper = inner.support
+        self.lower_bound = -np.inf if lower < 0 else 0
+        self.upper_bound = np.inf if upper > 1 else 1
+
+
+# The largest error, and scores; "weibull" has its quantiles in closed form.
+NODES = {
+    "normal": (0.01, (3, -4), (-700, 3)), "gamma": (0.05, (2, -0.5), (0, 5)),
+    "beta": (0.02, (-1, 3), (2, 5)),
+    "student_t": (0.1, (0, 2, 1), (3, -3, 0.5)),
+    "negative_binomial": (0.15, (2, -3), (7, -2), (0, 6), (7, 3), (-4, 0)),
+    "zero_inflated_poisson": (0.15, (7, -1), (0, 4), (-3, 0), (2, -4)),
+    "weibull": (0.02, (-3, -2), (0, 0), (3, 2)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NODES)
+def test_information_from_nodes(name):
+    """Of narrow, skewed, inflated and heavy-tailed distributions."""
+    family, (error, *scores) = getattr(D, name), NODES[name]
+
+    def make(score):
+        inner = family(score)
+        found = Placed(inner, name)
+        if name == "weibull":
+            found.icdf, found.support = inner.icdf, None
+        return found
+
+    information = find_information(jb.losses.likelihood(make), len(scores[0]))
+    assert not information.sampled
+    own = find_information(jb.losses.likelihood(family), len(scores[0]))
+    scores, seed = np.float32(scores), jnp.zeros(2, jnp.uint32)
+
+    @jax.jit
+    @jax.vmap
+    def evaluate(score):
+        return information.evaluate(score, seed), own.evaluate(score, seed)
+
+    found, expected = (np.asarray(each, float) for each in evaluate(scores))
+    scale = np.sqrt(np.diagonal(expected, axis1=1, axis2=2))
+    relative = (found - expected) / (scale[:, :, None] * scale[:, None, :])
+    assert np.abs(relative).max() < error
+
+
 def test_information_from_samples_equals_quadrature():
     scores = FAMILIES["normal_mixture"][1]
     information = find_information(jb.losses.likelihood(D.normal_mixture), 5)

@@ -14,11 +14,25 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax.scipy import special
 from jaxtyping import Array, UInt32
 
 from jboost.entry.messages import show
 
 _SAMPLES = 8  # targets that are drawn for each row in a round
+_NODES = 24  # targets that stand for all numbers; even: none at a symmetric kink
+_COUNTS = 16  # those that stand for all counts but the least
+_LOGITS = 11.5  # the last quantiles
+_FAR = 40.0  # the last nodes of continuous targets, in deviations from the center
+_STRETCH = 4.0  # growth of their distances: 0.5 at the center, 14 at the ends
+_BELOW, _ABOVE = 5.0, 8.0  # deviations from the mean that nodes of counts reach
+_TAIL = 10.0  # and that in units of variance / mean, the scale of an exponential tail
+_EVEN = ((2 * np.arange(_NODES) + 1) / _NODES - 1).astype(np.float32)
+_STEPS = _STRETCH * np.linspace(-1, 1, _NODES)
+_AWAY = (_FAR / np.sinh(_STRETCH) * np.sinh(_STEPS)).astype(np.float32)
+_WIDTHS = np.log(np.cosh(_STEPS)).astype(np.float32)
+_NAMED = {"_Real": (-np.inf, np.inf), "_Boolean": (0, 1)}  # supports of NumPyro
 
 
 @dataclass(frozen=True)
@@ -52,8 +66,10 @@ def likelihood(make_distribution: Callable[..., Any]) -> Likelihood:
     of these that the distribution provides: ``fisher_information()``, the matrix [P, P]
     for its parameters in the order of ``jax.tree.leaves(distribution)``; the second
     derivative of a KL divergence (``distribution.kl_divergence(other)``, or NumPyro's
-    function); ``sample(key, sample_shape)`` (or ``seed=key``), for an estimate in each
-    round from eight values drawn per row.
+    function); ``icdf(q)`` without a loop, for a sum over quantiles; ``support`` (an
+    object as in NumPyro), ``mean`` and ``variance``, for a sum over values around the
+    mean, unless it is a mixture; ``sample(key, sample_shape)`` (or ``seed=key``), for
+    an estimate in each round from eight values drawn per row.
 
     Args:
       make_distribution: a function of the score of one row, a scalar or [K], that
@@ -105,7 +121,8 @@ def find_information(loss: Likelihood, num_scores: int) -> Information | None:
     """Finds the first source that the distribution provides; None if it has none."""
     make = loss.make_distribution
     score = jnp.zeros((num_scores,) if num_scores > 1 else (), jnp.float32)
-    for evaluate in (_from_parameters(make), _from_divergence(make)):
+    sources = (_from_parameters, _from_divergence, _from_quantiles, _from_nodes)
+    for evaluate in (source(make) for source in sources):
         if _works(evaluate, score):
             return Information(evaluate, sampled=False)
     evaluate = _from_samples(make)
@@ -158,6 +175,161 @@ def _from_divergence(make):
         return jax.hessian(divergence)(score)
 
     return evaluate
+
+
+def _from_quantiles(make):
+    """The mean of g g' over quantiles with evenly spaced logits.
+
+    The trapezoidal rule is accurate there: the integrand is smooth, and falls off.
+    """
+    logits = _LOGITS * np.linspace(-1, 1, _NODES)
+    levels = (1 / (1 + np.exp(-logits))).astype(np.float32)
+    widths = np.log(levels * (1 - levels))
+
+    def evaluate(score, words):
+        del words
+        distribution = make(jax.lax.stop_gradient(score))
+        if _is_discrete(distribution):
+            raise TypeError("several levels have the same quantile")
+        find = jax.vmap(distribution.icdf)
+        text = str(jax.make_jaxpr(find)(levels))
+        if "while[" in text or "scan[" in text:
+            raise TypeError("a search for quantiles takes longer than other sources")
+        return _mean_square(make, score, find(levels), widths)
+
+    return evaluate
+
+
+def _from_nodes(make):
+    """The mean of g g' over nodes around the mean, weighted by their density."""
+
+    def evaluate(score, words):
+        del words
+        distribution = make(jax.lax.stop_gradient(score))
+        place = _place_counts if _is_discrete(distribution) else _place_numbers
+        values, widths = jax.lax.stop_gradient(place(distribution))
+        fixed = jax.lax.stop_gradient(score)
+        density = jax.vmap(lambda value: -Likelihood(make)(fixed, value))
+        return _mean_square(make, score, values, density(values) + widths)
+
+    return evaluate
+
+
+def _is_discrete(distribution):
+    return getattr(getattr(distribution, "support", None), "is_discrete", False)
+
+
+def _mean_square(make, score, values, logs):
+    """Returns the mean of g g' over nodes with weights exp(logs).
+
+    The mean of g is 0 but for rounding. It is not subtracted: where g is all rounding,
+    as about large degrees of freedom, F is as large as its square.
+    """
+    logs = jnp.where(jnp.isfinite(logs), logs, -jnp.inf)
+    weights = jax.nn.softmax(logs)[None, :]
+    # Barriers, or XLA would compute densities and slopes again for each use.
+    values, weights = jax.lax.optimization_barrier((values, weights))
+    slope = jax.grad(Likelihood(make))
+    slopes = jax.lax.optimization_barrier(
+        jax.vmap(lambda value: slope(score, value))(values)
+    )
+    slopes = jnp.where(weights > 0, slopes.reshape(len(values), -1).T, 0)
+    products = slopes[:, None, :] * (weights * slopes)[None, :, :]
+    return jnp.sum(products, axis=2).reshape(score.shape * 2)
+
+
+def _place_numbers(distribution):
+    """Returns nodes, and logarithms of the intervals that they stand for.
+
+    They are placed on the real line, on that of log(y - lower), on that of the logit
+    for intervals, or evenly on a circle.
+    """
+    lower, upper = (float(bound) for bound in _bounds(distribution))
+    mean, variance = _moments(distribution)
+    if type(distribution.support).__name__ == "_Circular":  # variance 1 - E cos(y - m)
+        reach = jnp.minimum(_BELOW * jnp.sqrt(2 * variance), np.pi)
+        return mean + reach * _EVEN, np.zeros(_NODES, np.float32)
+    if lower == -np.inf and upper < np.inf:
+        raise TypeError("support without a lower bound")
+    share = 0.0
+    slope = 1.0  # derivative of the target by its place on the line, at the mean
+    if lower > -np.inf:
+        share = (mean - lower) / (upper - lower)
+        slope = (mean - lower) * (1 - share)
+    # Tails and singular densities raise the variance, which may be infinite: the nodes
+    # are no wider than those of a normal density as high at the mean.
+    height = jnp.exp(distribution.log_prob(mean)) * slope
+    deviation = jnp.sqrt(variance) / slope
+    deviation = jnp.fmin(deviation, 0.4 / height)
+    if lower == -np.inf:
+        center = mean
+    elif upper == np.inf:
+        center = jnp.log(slope) - jnp.log1p(jnp.square(deviation)) / 2
+    else:
+        center = special.logit(share)
+    line = center + deviation * _AWAY
+    if lower == -np.inf:
+        return line, _WIDTHS
+    # Beyond these are no float32.
+    last = 80.0 if upper == np.inf else 14.0
+    widths = jnp.where((line > -80.0) & (line < last), _WIDTHS, -jnp.inf)
+    line = jnp.clip(line, -80.0, last)
+    if upper == np.inf:
+        return lower + jnp.exp(line), widths + line
+    slopes = jax.nn.log_sigmoid(line) + jax.nn.log_sigmoid(-line)
+    return lower + (upper - lower) * jax.nn.sigmoid(line), widths + slopes
+
+
+def _place_counts(distribution):
+    """Returns counts, and logarithms of the numbers of counts that they stand for.
+
+    The least one, which may be inflated, stands for itself. If the others begin next to
+    it, they are denser there.
+    """
+    lower, upper = _bounds(distribution)
+    few = isinstance(lower, int) and isinstance(upper, int)
+    if few and upper - lower < 2 * _COUNTS:
+        values = np.arange(lower, upper + 1)
+        return values, np.zeros(len(values), np.float32)
+    mean, variance = _moments(distribution)
+    # The moments of y - lower where that is not 0.
+    others = -jnp.expm1(distribution.log_prob(jnp.float32(lower)))
+    square = (variance + jnp.square(mean - lower)) / others
+    mean = (mean - lower) / others
+    variance = jnp.maximum(square - jnp.square(mean), 0)
+    deviation = jnp.sqrt(variance)
+    first = jnp.maximum(jnp.floor(mean - _BELOW * deviation), 1.0)
+    reach = jnp.maximum(_ABOVE * deviation, _TAIL * variance / mean)
+    last = jnp.maximum(jnp.ceil(mean + reach), first + _COUNTS)
+    last = jnp.minimum(last, upper - lower + 1.0)
+    share = np.linspace(0, 1, _COUNTS + 1).astype(np.float32)
+    share = jnp.where(first > 1, share, share * share * share)
+    edges = jnp.floor(first + (last - first) * share)
+    number = edges[1:] - edges[:-1]
+    middle = edges[:-1] + jnp.maximum(jnp.floor((number - 1) / 2), 0)
+    values = lower + jnp.concatenate([jnp.zeros(1), middle])
+    return values, jnp.concatenate([jnp.zeros(1), jnp.log(number)])
+
+
+def _bounds(distribution):
+    """Returns the bounds of a support, which NumPyro describes by an object."""
+    support = distribution.support
+    if hasattr(distribution, "mixing_distribution"):
+        raise TypeError("a narrow component would be between two nodes")
+    if getattr(support, "event_dim", 0):
+        raise TypeError("values with axes of their own")
+    name = type(support).__name__
+    if name in _NAMED:
+        return _NAMED[name]
+    return support.lower_bound, getattr(support, "upper_bound", np.inf)
+
+
+def _moments(distribution) -> tuple[Any, Any]:
+    """Returns mean and variance, attributes or methods."""
+    found = [getattr(distribution, name) for name in ("mean", "variance")]
+    values: list[Any] = [each() if callable(each) else each for each in found]
+    mean, variance = values
+    return jnp.where(jnp.isfinite(mean), mean, 0), variance  # any nodes, but no NaN
 
 
 def _from_samples(make):

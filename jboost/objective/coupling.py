@@ -198,7 +198,7 @@ def find_coupling(
     rows = summarize_information(objective, scores, _flatten)
     mean = weighted_mean(rows, weights).reshape(num_scores, num_scores)
     direction, along = _find_direction(mean)
-    sums = summarize_information(objective, scores, _summarize, along)
+    sums = _summarize_flat(rows, along)
     found = _conclude(weighted_mean(sums, weights), direction, along)
     own = jnp.where(found.competing, 0.0, jnp.diagonal(mean))
     return found._replace(start=own)
@@ -260,6 +260,11 @@ def _find_units(diagonal):
     # A no-op bound that keeps XLA from replacing 1 / sqrt by an inexact rsqrt.
     root = jnp.maximum(jnp.sqrt(jnp.maximum(size, _LEAST)), _LEAST)
     return jnp.where(size > 0, 1 / root, 0.0)
+
+
+@stage
+def _summarize_flat(rows, along):
+    return _summarize(rows.T.reshape(-1, len(along), len(along)), along)
 
 
 def _summarize(rows, along):
