@@ -217,11 +217,12 @@ def test_no_leaf_moves_to_where_the_loss_is_minus_infinity():
         return jnp.where(score > 3, -jnp.inf, (score - target) ** 2)
 
     y = np.tile([0.0, 1.0, 2.0, 5.0], 25)
-    model, history = jb.fit(
-        y[:, None], y, broken, num_rounds=3, learning_rate=1.0, max_depth=2,
-        linear_leaves=False, subsample=1.0, l2=0.0, parent_rows=0.0, init_score=1.5,
-        rows_per_threshold=0, min_child_samples=1,
-    )  # fmt: skip
+    with pytest.warns(UserWarning, match="round 2 learned nothing.* float32 ends"):
+        model, history = jb.fit(
+            y[:, None], y, broken, num_rounds=3, learning_rate=1.0, max_depth=2,
+            linear_leaves=False, subsample=1.0, l2=0.0, parent_rows=0.0, init_score=1.5,
+            rows_per_threshold=0, min_child_samples=1,
+        )  # fmt: skip
     found = jb.predict(model, np.unique(y)[:, None])
     np.testing.assert_allclose(found, [0, 1, 2, 1.5], atol=1e-5)
     assert np.isfinite(history.train_loss).all()

@@ -189,8 +189,8 @@ def _from_quantiles(make):
     def evaluate(score, words):
         del words
         distribution = make(jax.lax.stop_gradient(score))
-        if _is_discrete(distribution):
-            raise TypeError("several levels have the same quantile")
+        if not hasattr(distribution, "support") or _is_discrete(distribution):
+            raise TypeError("several levels of counts have the same quantile")
         find = jax.vmap(distribution.icdf)
         text = str(jax.make_jaxpr(find)(levels))
         if "while[" in text or "scan[" in text:
