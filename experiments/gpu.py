@@ -6,8 +6,8 @@
     python experiments/gpu.py --out DIR
     python experiments/gpu.py --only train operations --out DIR
 
-For a machine with an NVIDIA GPU and JAX's CUDA plugin. Takes less than eight minutes,
-with --quick (small sizes) less than two. Parts:
+For a machine with an NVIDIA GPU and JAX's CUDA plugin. Takes less than eleven minutes,
+with --quick (small sizes) less than four. Parts:
 
 - device: name, driver, versions, speed of the memory;
 - tests: a subset of the tests, on the GPU;
@@ -20,7 +20,9 @@ with --quick (small sizes) less than two. Parts:
 - bits: whether two runs agree to the bit, and the GPU with the CPU;
 - wide: ms a tree of a large table, in turn with XGBoost;
 - plain: ms a tree in plain XLA;
-- fit: seconds of fit on NumPy arrays.
+- user: seconds of two fits from NumPy arrays, in turn with XGBoost, of sixteen losses
+  and tables, and of predictions, explanations, cross-validation and the import. Takes
+  up to four minutes; without it a run takes half as long.
 
 Milliseconds a tree are slopes between two numbers of rounds of jb.boost, of data that
 were generated on the device. Every part is a process of its own with a time limit, so

@@ -78,9 +78,9 @@ PARTS = {
     "bits": Part("bits", 40, 70),
     "wide": Part("the large table", 60, 110),
     "plain": Part("training in plain XLA", 40, 80),
-    "fit": Part("fits from NumPy arrays", 20, 60),
+    "user": Part("fits from NumPy arrays", 200, 240),
 }
-SECONDS, QUICK_SECONDS = 450, 110  # of a whole run
+SECONDS, QUICK_SECONDS = 660, 220  # of a whole run
 TESTS = (
     "test_cuda*.py", "test_histogram.py", "test_splitting.py", "test_tree.py",
     "test_reproducible.py", "test_boosting.py", "test_ensemble.py", "test_leaves.py",
@@ -145,7 +145,12 @@ def list_others(sizes: Sizes) -> list[Row]:
         Row(f"predict {table}, {sizes.trees} trees with XGBoost, ms", "predict",
             "predict_xgboost_ms"),
         Row("models side by side, ms", "many", "side_by_side_ms"),
-        Row(f"first fit of {sizes.fit_rounds} rounds from NumPy arrays, s", "fit",
-            "fit_first_s"),
-        Row("the same again, s", "fit", "fit_s"),
+        Row(f"predict {table} from NumPy, s", "user", "predict_numpy_s", form=".3f"),
+        Row("predict one row, microseconds", "user", "predict_row_us", 100, 30, ".1f"),
+        Row("SHAP values of 5,000 rows, s", "user", "shap_s", form=".3f"),
+        Row("cross_validate, 100,000 rows, first, s", "user",
+            "cross_validate_first_s"),
+        Row("the same again, s", "user", "cross_validate_s"),
+        Row("fit to boost, logistic", "user", "fit_to_boost", 1.3),
+        Row("import of jax and jboost, s", "user", "import_s"),
     ]  # fmt: skip

@@ -14,7 +14,6 @@ import re
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -39,8 +38,8 @@ from gpu_timing import (
     read_slopes,
     time_latency,
     time_queue,
-    wait_for,
 )
+from gpu_user import fit_as_users
 
 import jboost as jb
 
@@ -277,18 +276,6 @@ def train_many(task: Task) -> None:
     task.save(in_turn_ms=turn, side_by_side_ms=taken, many_ratio=taken / turn)
 
 
-def fit(task: Task) -> None:
-    """Seconds of ``fit`` on NumPy arrays: the first time, and again."""
-    sizes = task.sizes
-    rows = draw_rows(sizes.rows, sizes.features)
-    x, y = np.asarray(rows.x), np.asarray(rows.y)
-    settings = list_jboost(task.case) | {"num_rounds": sizes.fit_rounds}
-    for name in ("fit_first_s", "fit_s"):
-        begin = time.perf_counter()
-        wait_for(lambda: jb.fit(x, y, **settings)[0])
-        task.save(**{name: time.perf_counter() - begin})
-
-
 # ---- bits ---------------------------------------------------------------------------
 
 
@@ -358,7 +345,7 @@ PARTS: dict[str, Callable[[Task], None]] = {
     "bits": compare_bits,
     "bits-of-cpu": write_bits,
     "wide": train_wide,
-    "fit": fit,
+    "user": fit_as_users,
 }
 
 

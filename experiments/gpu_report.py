@@ -5,6 +5,7 @@ In: the content of gpu.json. Out: Markdown, a picture of the figures divided by 
 targets, and one sentence.
 """
 
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from experiment_tools import BLUE, GRAY, ORANGE, open_figure, save_pictures
 from gpu_cases import FULL, QUICK, Row, list_others, list_rows
 
 BITS = {"rerun": "run to run", "cpu": "this device and the CPU, sums of integers"}
+TURNS = "first", "second"
 SUMS = "histograms", "unit of histograms"  # of the bits: what no float decides
 
 
@@ -93,7 +95,8 @@ def make_markdown(result: dict) -> str:
     if "equal_models" in many:
         label = "models side by side with the bits of those in turn"
         lines.append(join([label, many["equal_models"]]))
-    return "\n".join([*lines, *list_operations(result), *list_parts(result), ""])
+    tables = list_operations(result), list_users(result), list_parts(result)
+    return "\n".join([*lines, *chain(*tables), ""])
 
 
 def join(cells: list[str]) -> str:
@@ -113,6 +116,23 @@ def list_operations(result: dict) -> list[str]:
         columns = [times[column].get(name) for column in times]
         said = ["" if value is None else f"{value:.3f}" for value in columns]
         lines.append(join([name, *said]))
+    return lines
+
+
+def list_users(result: dict) -> list[str]:
+    """Returns the table of fits from NumPy arrays, in seconds."""
+    cases = find_figures(result, "user").get("user", {})
+    if not cases:
+        return []
+    names = [f"{who}, {turn}" for who in ("jboost", "xgboost") for turn in TURNS]
+    heads = ["seconds of a fit", *names, "ratio of the second"]
+    lines = ["", join(heads), "|---" * len(heads) + "|"]
+    for label, times in cases.items():
+        known = [times.get(name) for name in names]
+        said = ["" if value is None else f"{value:.2f}" for value in known]
+        pair = known[1], known[3]
+        ratio = "" if None in pair else f"{pair[0] / pair[1]:.2f}"
+        lines.append(join([label, *said, ratio]))
     return lines
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import references
 from elsewhere import NAME, find_device
+from implementations import needs_cpu_kernels
 
 import jboost as jb
 from jboost.codes.codes import DenseCodes
@@ -56,6 +57,7 @@ def test_models_have_the_same_bits(here, there):
 
 
 def test_predictions_are_made_there(here, there, monkeypatch):
+    monkeypatch.setattr("jboost.model.preparing._FEW_STEPS", 0)
     expected = jb.predict(here[0], X, implementation="xla")
     with jax.default_device(DEVICE):
         found = jb.predict(there[0], X)
@@ -64,6 +66,25 @@ def test_predictions_are_made_there(here, there, monkeypatch):
         again = jb.predict(there[0], X)
     assert platforms((found, again)) == {NAME}
     assert_same((found, again), (expected, expected))
+
+
+@needs_cpu_kernels
+def test_the_host_helps_out_with_few_rows_and_explanations(here, there, monkeypatch):
+    """Starting a program there takes longer."""
+    offset = np.linspace(0, 1, len(X), dtype=np.float32)
+    operations = (
+        lambda model: [jb.predict(model, X[:1]) for _ in range(20)],
+        lambda model: jb.predict(model, X, offset=offset),
+        lambda model: (jb.staged_predict(model, X), jb.leaf_indices(model, X)),
+        lambda model: jb.shap_values(model, X),
+    )
+    expected = [operation(here[0]) for operation in operations]
+    for program in ("model.preparing.pad_rows", "explanation.shap._explain_matrix"):
+        monkeypatch.setattr(f"jboost.{program}", None)
+    with jax.default_device(DEVICE):
+        found = [operation(there[0]) for operation in operations]
+    assert platforms(found) == {NAME}
+    assert_same(found, expected)
 
 
 @pytest.mark.parametrize("operation", [jb.predict, jb.staged_predict, jb.leaf_indices])

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
+from jboost.entry.context import current_implementation
 from jboost.kernels.calls import available, default_device
 from jboost.kernels.library import may_run
 from jboost.kernels.prediction import ReadyModel
@@ -33,6 +34,7 @@ from jboost.tables.frames import read_frame, read_offset
 from jboost.trees.tree import NO_TERM
 
 _FEW_NODES, _FEW_LEVELS = 64, 8  # smallest sizes of a padded single tree
+_FEW_STEPS = 2**20  # rows times trees: one core takes about a millisecond for these
 
 
 class Task(NamedTuple):
@@ -47,6 +49,7 @@ class Task(NamedTuple):
       on_host: whether the kernels read the rows directly, in NumPy memory.
       sharding: the sharding of results that are computed on the host; None for the
         default device.
+      from_elsewhere: whether the host computes them for another device.
     """
 
     model: Ensemble | ReadyModel
@@ -56,6 +59,7 @@ class Task(NamedTuple):
     num_rounds: int
     on_host: bool = False
     sharding: Any = None
+    from_elsewhere: bool = False
 
     def pad_offset(self, offset: Any, num_scores: int) -> Any:
         """Returns the offset as [size, K]."""
@@ -68,6 +72,8 @@ class Task(NamedTuple):
     def score_again(self) -> Any:
         """Returns the scores of few rows if their shape is frequent; otherwise None."""
         if not isinstance(self.model, ReadyModel) or self.sharding is not None:
+            return None
+        if self.from_elsewhere:
             return None
         return self.model.predict_again(self.rows)
 
@@ -98,11 +104,13 @@ def prepare(
         elsewhere = prepared.devices and matrix.devices() != prepared.devices
         matrix = np.asarray(matrix) if elsewhere else matrix
     num_rows, num_rounds = matrix.shape[0], model.num_rounds
-    sharding = prepared.find_place(matrix, offset)
+    sharding, helps = prepared.find_place(matrix, offset), False
+    if sharding is ON_DEVICE and prepared.helps_out(matrix, offset, explain):
+        sharding, helps = prepared.sharding, True
     if sharding is not ON_DEVICE:
         ready = prepared.ready or prepared.model
         sizes = num_rows, num_rows, num_rounds
-        return Task(ready, np.asarray(matrix), *sizes, True, sharding)
+        return Task(ready, np.asarray(matrix), *sizes, True, sharding, helps)
     size = num_rows
     if not isinstance(matrix, Tracer):
         size = padded_size(num_rows)
@@ -148,8 +156,8 @@ class PreparedModel(NamedTuple):
     Attributes:
       model: the model without names, which would compile another program.
       on_cpu: whether all arrays are on CPU devices and none is traced.
-      ready: the model for the CPU kernels; None for explanations, and if it is not on
-        CPU devices or the kernels were not built.
+      ready: the model for the CPU kernels; None for explanations, and if it is on
+        several devices or the kernels were not built.
       padded: the model as programs take it, if it is kept on another device: padding
         it for each prediction would copy it to the host and back.
       sharding: the sharding of results; None for the default device.
@@ -181,6 +189,21 @@ class PreparedModel(NamedTuple):
             return ON_DEVICE
         return self.sharding or find_sharding(operands)
 
+    def helps_out(self, x: Any, offset: Any, explain: bool) -> bool:
+        """Returns whether the CPU kernels compute results for another device.
+
+        They do for explanations, which have no other kernels, and for predictions that
+        take less time than to start a program there. Rows are NumPy arrays.
+        """
+        device = default_device()
+        if device is None or device.platform == "cpu" or len(self.devices) > 1:
+            return False
+        on_host = isinstance(x, np.ndarray) and not _find_arrays(offset)
+        if not on_host or not available() or current_implementation() is not None:
+            return False
+        steps = x.shape[0] * self.model.num_rounds * self.model.feature.shape[1]
+        return explain or (self.ready is not None and steps <= _FEW_STEPS)
+
 
 _prepared: WeakKeyDictionary[Ensemble, PreparedModel] = WeakKeyDictionary()
 
@@ -204,7 +227,8 @@ def prepare_model(model: Ensemble, explain: bool = False) -> PreparedModel:
         return PreparedModel(small, False, None, None, frozenset(), None)
     devices = frozenset(device for array in arrays for device in array.devices())
     on_cpu = all(device.platform == "cpu" for device in devices)
-    ready = make_ready(small) if on_cpu and available() and not explain else None
+    together = on_cpu or len(devices) == 1
+    ready = make_ready(small) if together and available() and not explain else None
     sharding, padded = find_sharding(arrays), None
     # NumPy arrays may change, so a model that holds them is prepared for each call.
     keep = not explain and len(arrays) == len(leaves)
