@@ -121,6 +121,7 @@ CLASSES = (Y > 1).astype(np.int32)
 SMOOTHING = "objective/curvature.py"  # whether a row has a minimum, or is at a kink
 FIRST = "boosting/derivatives.py"  # the first round measures the information
 GUARD = "trees/leaves.py"  # whether Newton steps lower the loss
+TOGETHER = "boosting/round.py"  # whether trees of several scores lower it together
 ORDER = "trees/leaves.py"  # which quantile a leaf is
 CASES = {
     "squared error": (jb.losses.squared_error, Y, {}, []),
@@ -130,7 +131,7 @@ CASES = {
     "custom": (custom, Y, dict(init_score=0.0), [SMOOTHING, FIRST, GUARD]),
     "softmax": (
         jb.losses.softmax, CLASSES, dict(num_scores=2, init_score=[0.5, 0.0]),
-        [SMOOTHING, FIRST, GUARD],
+        [SMOOTHING, FIRST, GUARD, TOGETHER],
     ),
     "absolute error": (jb.losses.absolute_error, Y, {}, [FIRST, ORDER]),
 }  # fmt: skip
