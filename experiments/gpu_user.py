@@ -126,7 +126,8 @@ def make_rows(case: UserCase, share: float) -> tuple[np.ndarray, np.ndarray]:
 
 def time_ours(task: Task, case: UserCase, x: np.ndarray, y: np.ndarray) -> float:
     """Returns the seconds of a fit."""
-    settings = dict(num_rounds=task.sizes.fit_rounds, max_depth=6) | case.ours
+    sizes = task.sizes
+    settings = dict(num_rounds=sizes.fit_rounds, max_depth=sizes.depth) | case.ours
     if case.ours["loss"] is L.lambda_rank:
         settings["groups"] = np.arange(len(y)) // GROUP
     begin = time.perf_counter()
@@ -145,7 +146,8 @@ def time_peer(task: Task, case: UserCase, x: np.ndarray, y: np.ndarray) -> float
     if case.ours["loss"] is L.lambda_rank:
         made = dict(qid=np.arange(len(y)) // GROUP)
     assert case.peer is not None
-    chosen = dict(device=task.platform, eta=0.1, max_depth=6, tree_method="hist")
+    chosen: dict[str, Any] = dict(device=task.platform, eta=0.1, tree_method="hist")
+    chosen["max_depth"] = task.sizes.depth
     begin = time.perf_counter()
     matrix = xgboost.QuantileDMatrix(x, y, **made)
     model = xgboost.train(chosen | case.peer, matrix, task.sizes.fit_rounds)
@@ -179,7 +181,7 @@ def time_inference(task: Task, share: float) -> None:
     """Predictions and explanations from NumPy rows, cross-validation, the import."""
     x, y = make_rows(CASES[0], share)
     model = jb.fit(x, y, num_rounds=task.sizes.fit_rounds, max_depth=6)[0]
-    row, some = x[0], x[: max(10, int(5_000 * share))]
+    row, some = x[:1], x[: max(10, int(5_000 * share))]
     code = "import time; t = time.perf_counter(); import jax, jboost; jboost.fit; "
     code += "print(time.perf_counter() - t)"
     taken = subprocess.run(
