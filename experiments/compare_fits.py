@@ -8,6 +8,7 @@ the rounds in STAGES, in float64 and by the same code for all libraries.
 
 import hashlib
 import importlib
+import importlib.metadata
 import inspect
 import time
 from collections.abc import Callable, Iterator
@@ -19,7 +20,14 @@ from typing import Any, NamedTuple
 import numpy as np
 from compare_tables import Rows
 
-LIBRARIES = ("jboost", "xgboost", "lightgbm", "sklearn", "catboost")
+LIBRARIES = (
+    "jboost", "xgboost", "lightgbm", "sklearn", "catboost", "perpetual", "ydf",
+)  # fmt: skip
+# These choose their own rounds.
+BARE_ONLY = {
+    "perpetual": {"squared_error": "SquaredLoss", "logistic": "LogLoss"},
+    "ydf": {"squared_error": "REGRESSION", "logistic": "CLASSIFICATION"},
+}
 CODES = "jboost-codes"  # jboost that reads categories as numbers
 STAGES = (*range(1, 100), *range(100, 2001, 5))  # losses are measured here
 POWER = 1.5  # of Tweedie's variance; the default of XGBoost and LightGBM
@@ -126,7 +134,10 @@ def list_parameters(
     """Returns the parameters as a library names them; None if it lacks the loss."""
     name, *tau = kind.split()
     tau = float(tau[0]) if tau else None
-    peers = dict(zip(LIBRARIES[1:], OBJECTIVES[name], strict=True))
+    if library in BARE_ONLY:
+        known = settings.bare and name in BARE_ONLY[library]
+        return {"objective": BARE_ONLY[library][name]} if known else None
+    peers = dict(zip(LIBRARIES[1:5], OBJECTIVES[name], strict=True))
     if library in peers and peers[library] is None:
         return None
     match library:
@@ -373,8 +384,67 @@ def fit_catboost(
     return stage, seconds
 
 
+def fit_perpetual(
+    kind: str, parameters: dict, train: Rows, settings: Settings
+) -> tuple[Staged, float]:
+    """Does the same with Perpetual, which ends when it has found enough."""
+    import perpetual
+
+    begin = time.perf_counter()
+    model = perpetual.PerpetualBooster(num_threads=settings.threads, **parameters)
+    model.fit(train.x, train.target.astype(np.float64))
+    seconds = time.perf_counter() - begin
+
+    def stage(rows):
+        if kind == "logistic":
+            score = find_logit(np.asarray(model.predict_proba(rows.x))[:, -1])
+        else:
+            score = np.asarray(model.predict(rows.x))
+        yield from [score] * len(list_stages(settings.rounds))
+
+    return stage, seconds
+
+
+def fit_ydf(
+    kind: str, parameters: dict, train: Rows, settings: Settings
+) -> tuple[Staged, float]:
+    """Does the same with YDF, which holds out rows of its own to end early."""
+    import ydf
+
+    def make_columns(rows):
+        columns = {f"column {j}": column for j, column in enumerate(rows.x.T)}
+        for position in rows.categorical:
+            columns[f"column {position}"] = rows.x[:, position].astype(str)
+        kinds = np.int64 if kind == "logistic" else np.float32
+        return columns | {"y": rows.target.astype(kinds)}
+
+    ydf.verbose(0)
+    begin = time.perf_counter()
+    learner = ydf.GradientBoostedTreesLearner(
+        label="y", task=getattr(ydf.Task, parameters["objective"]),
+        num_threads=settings.threads,
+    )  # fmt: skip
+    model = learner.train(make_columns(train))
+    seconds = time.perf_counter() - begin
+
+    def stage(rows):
+        found = np.asarray(model.predict(make_columns(rows)), np.float64)
+        score = find_logit(found) if kind == "logistic" else found
+        yield from [score] * len(list_stages(settings.rounds))
+
+    return stage, seconds
+
+
+def find_logit(chance: np.ndarray) -> np.ndarray:
+    """Returns scores from probabilities, which are kept from 0 and 1."""
+    chance = np.clip(np.asarray(chance, np.float64), 1e-7, 1 - 1e-7)
+    return np.log(chance / (1 - chance))
+
+
 FITS = {
     "catboost": fit_catboost,
+    "perpetual": fit_perpetual,
+    "ydf": fit_ydf,
     "jboost": fit_jboost,
     CODES: fit_jboost,
     "xgboost": fit_xgboost,
@@ -398,7 +468,7 @@ def measure(
     if library == CODES:
         parts = tuple(rows._replace(categorical=()) for rows in parts)
     train, validation, test = parts
-    if settings.bare and library.startswith("jboost"):
+    if settings.bare and library.startswith(("jboost", *BARE_ONLY)):
         train = train.join(validation)
     parameters = list_parameters(library, kind, settings)
     stage, seconds = FITS[library](kind, parameters, train, settings)
@@ -418,7 +488,8 @@ def find_version(library: str) -> str:
     """Returns the version of a library; for jboost, a digest of its files."""
     module = importlib.import_module(library.removesuffix("-codes"))
     if not library.startswith("jboost"):
-        return module.__version__
+        found = getattr(module, "__version__", None)
+        return found or importlib.metadata.version(library)
     digest = hashlib.sha256()
     for path in sorted(Path(inspect.getfile(module)).parent.rglob("*")):
         if path.is_file() and "__pycache__" not in path.parts:

@@ -2,7 +2,8 @@
 """Are jboost's defaults as good as its peers' on held-out rows, for every kind of loss?
 
 The peers are XGBoost, LightGBM, scikit-learn's HistGradientBoosting and, where it is
-installed, CatBoost. All libraries get the same rounds, learning rate and depth, and use
+installed, CatBoost, Perpetual and YDF (these two with `--bare` only, squared error and
+logistic loss). All libraries get the same rounds, learning rate and depth, and use
 their own defaults for the rest (LightGBM and scikit-learn 31 leaves of at least 20
 rows, XGBoost a weight of 1). With `--bare` they get nothing but the rows: jboost
 `fit(x, y, loss)` on training and validation rows, the others at most 2,000 rounds, of
