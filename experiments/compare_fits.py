@@ -387,7 +387,7 @@ def fit_catboost(
 def fit_perpetual(
     kind: str, parameters: dict, train: Rows, settings: Settings
 ) -> tuple[Staged, float]:
-    """Does the same with Perpetual, which ends when it has found enough."""
+    """Fits Perpetual, which decides by itself when to end."""
     import perpetual
 
     begin = time.perf_counter()
@@ -408,7 +408,7 @@ def fit_perpetual(
 def fit_ydf(
     kind: str, parameters: dict, train: Rows, settings: Settings
 ) -> tuple[Staged, float]:
-    """Does the same with YDF, which holds out rows of its own to end early."""
+    """Fits YDF, which holds out rows of its own to end early."""
     import ydf
 
     def make_columns(rows):

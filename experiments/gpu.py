@@ -21,8 +21,8 @@ with --quick (small sizes) less than four. Parts:
 - wide: ms a tree of a large table, in turn with XGBoost;
 - plain: ms a tree in plain XLA;
 - user: seconds of two fits from NumPy arrays, in turn with XGBoost, of sixteen losses
-  and tables, and of predictions, explanations, cross-validation and the import. Takes
-  up to four minutes; without it a run takes half as long.
+  and tables, and of predictions, explanations, cross-validation and the import. It
+  takes up to four minutes.
 
 Milliseconds a tree are slopes between two numbers of rounds of jb.boost, of data that
 were generated on the device. Every part is a process of its own with a time limit, so

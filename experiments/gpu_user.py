@@ -10,13 +10,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from functools import cache, partial
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from benchmark_peers import add_signal
+from benchmark_cases import Case
+from benchmark_peers import make_table
 from gpu_timing import Rows as DeviceRows
 from gpu_timing import Task, make_trainer, time_latency, wait_for
 
@@ -49,7 +50,7 @@ class UserCase(NamedTuple):
 
 
 def log_cosh(score, target):
-    """A loss that XGBoost does not have under this name: log cosh of the residual."""
+    """Returns the logarithm of cosh of the residual, up to a constant."""
     away = jnp.abs(score - target)
     return away + jnp.log1p(jnp.exp(-2 * away))
 
@@ -101,20 +102,12 @@ CASES = (
 )  # fmt: skip
 
 
-@cache
-def make_signal(rows: int, features: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns normal features, and sums of sines and products of them plus noise."""
-    generator = np.random.default_rng(0)
-    x = generator.standard_normal((rows, features), np.float32)
-    return x, add_signal(generator.standard_normal(rows, np.float32), x, np.sin)
-
-
 def make_rows(case: UserCase, share: float) -> tuple[np.ndarray, np.ndarray]:
     """Returns features and targets of a case, or a share of its rows."""
     (rows, features), generator = case.size, np.random.default_rng(2)
     rows = max(200, int(rows * share) // GROUP * GROUP)
-    x, signal = make_signal(rows, features)
-    y = case.target(signal)
+    table = make_table(Case(rows, features))
+    x, y = table.x[:rows], case.target(table.signal[:rows])
     if case.holes or case.levels:
         x = x.copy()
     if case.holes:

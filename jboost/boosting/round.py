@@ -331,21 +331,23 @@ def are_steps_kept(
         only = leaf[0]
         each = _split_scores(problem, plan, trees)
         return jnp.all(jax.lax.map(lambda parts: check(*parts, leaf=only), each))
+    if row_losses is None:
+        row_losses = loss_values(bind_objective(problem, state), state.scores)
     each = plan.trees(), trees, leaf
     kept = map_scores(lambda parts: check(*parts, row_losses=row_losses), each)
     lower = _lower_together(problem, state, plan, steps, row_losses)
     return jnp.all(kept) & lower
 
 
-def _lower_together(problem, state, plan, steps, before=None):
+def _lower_together(problem, state, plan, steps, before):
     """Returns whether the loss does not rise where the trees of all scores are added.
 
-    The tree of one score alone has been compared leaf by leaf.
+    The tree of one score alone has been compared leaf by leaf. ``before`` is the loss
+    of each row before.
     """
     if len(steps) == 1:
         return jnp.asarray(True)
     objective, weights = bind_objective(problem, state), plan.weights(problem.data)
-    before = loss_values(objective, state.scores) if before is None else before
     after = loss_values(objective, state._replace(steps=steps).scores)
     return _is_lower(before, after, weights)
 
@@ -369,15 +371,16 @@ def shorten_together(
 ) -> Tree:
     """Halves the leaf values of a round until the loss does not rise.
 
-    Each tree alone lowers the loss. Those of scores that hardly differ in effect, as a
-    rate and the probability of an additional zero, may raise it together. They are 0 if
-    12 halvings do not help.
+    Each tree alone lowers the loss, but trees of scores that hardly differ in effect,
+    such as a rate and the probability of an additional zero, may raise it together.
+    Leaf values are 0 if 12 halvings do not help.
     """
     if problem.method.leaf_solver != "guarded" or len(leaf) == 1:
         return trees
     fixed = jax.lax.stop_gradient((problem.arrays, state, plan, trees))
     arrays, state, plan, given = fixed
     problem = problem._replace(arrays=arrays)
+    before = loss_values(bind_objective(problem, state), state.scores)
 
     def rises(found):
         share, lower = found
@@ -388,7 +391,7 @@ def shorten_together(
         share = jnp.where(share > 0.5**_HALVINGS, share / 2, 0.0)
         parts = _shrink(given, share), leaf, problem.data.values
         steps = add_leaves(state.steps, *parts)
-        return share, _lower_together(problem, state, plan, steps)
+        return share, _lower_together(problem, state, plan, steps, before)
 
     start = jnp.float32(2), jnp.asarray(False)
     share, _ = jax.lax.while_loop(rises, halve, start)
@@ -621,21 +624,16 @@ def grow_trees(
         tree, leaf = grow(task)
         tree = sum_leaves(problem, plan, task, tree, leaf)
         terms = list_own_terms(problem, tree)
-        tree = add_slopes(problem, state, plan, task, tree, leaf, terms)
-        if fit is not None:
-            tree = fit_leaves(problem, fit[0], state, plan, task, tree, leaf)
-        return tree, leaf
+        return add_slopes(problem, state, plan, task, tree, leaf, terms), leaf
 
-    if not problem.method.share_structure:
+    if problem.method.share_structure:
+        tree, leaf = grow(plan.structure())
+        trees = sum_shared_leaves(problem.data, plan, tree, leaf)
+        terms = list_own_terms(problem, tree)
+        trees = add_shared_slopes(problem, state, plan, trees, leaf, terms)
+        leaf = leaf[None]
+    else:
         trees, leaf = map_scores(grow_one, plan.trees())
-        if fit is not None:
-            trees = shorten_together(problem, state, plan, trees, leaf)
-        return trees, leaf
-    tree, leaf = grow(plan.structure())
-    trees = sum_shared_leaves(problem.data, plan, tree, leaf)
-    terms = list_own_terms(problem, tree)
-    trees = add_shared_slopes(problem, state, plan, trees, leaf, terms)
-    leaf = leaf[None]
     if fit is not None:
         rate, pointed = fit
         trees = fit_trees(problem, rate, state, plan, trees, leaf, pointed)

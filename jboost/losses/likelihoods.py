@@ -61,15 +61,16 @@ class Likelihood:
 def likelihood(make_distribution: Callable[..., Any]) -> Likelihood:
     """Makes the loss -log p(target) of a distribution with scores as parameters.
 
-    With "auto", ``curvature`` is the Fisher information of the distribution instead of
-    the second derivatives of the loss, which may be negative. It comes from the first
-    of these that the distribution provides: ``fisher_information()``, the matrix [P, P]
-    for its parameters in the order of ``jax.tree.leaves(distribution)``; the second
-    derivative of a KL divergence (``distribution.kl_divergence(other)``, or NumPyro's
-    function); ``icdf(q)`` without a loop, for a sum over quantiles; ``support`` (an
-    object as in NumPyro), ``mean`` and ``variance``, for a sum over values around the
-    mean, unless it is a mixture; ``sample(key, sample_shape)`` (or ``seed=key``), for
-    an estimate in each round from eight values drawn per row.
+    With "auto", ``curvature`` follows from the Fisher information of the distribution
+    ("standardized"), because second derivatives of the loss may be negative. The
+    information comes from the first of these that the distribution provides:
+    ``fisher_information()``, the matrix [P, P] for its parameters in the order of
+    ``jax.tree.leaves(distribution)``; the second derivative of a KL divergence
+    (``distribution.kl_divergence(other)``, or NumPyro's function); ``icdf(q)`` without
+    a loop, for a sum over quantiles, unless values are discrete; ``support`` (an object
+    as in NumPyro), ``mean`` and ``variance``, for a sum over values around the mean,
+    unless it is a mixture; ``sample(key, sample_shape)`` (or ``seed=key``), for an
+    estimate in each round from eight values drawn per row.
 
     Args:
       make_distribution: a function of the score of one row, a scalar or [K], that

@@ -71,9 +71,8 @@ class Task(NamedTuple):
 
     def score_again(self) -> Any:
         """Returns the scores of few rows if their shape is frequent; otherwise None."""
-        if not isinstance(self.model, ReadyModel) or self.sharding is not None:
-            return None
-        if self.from_elsewhere:
+        placed = self.from_elsewhere or self.sharding is not None
+        if placed or not isinstance(self.model, ReadyModel):
             return None
         return self.model.predict_again(self.rows)
 

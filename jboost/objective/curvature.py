@@ -127,12 +127,11 @@ def _weigh(gradient, information, weights, second, start):
     information = jnp.maximum(information, least[:, None])
     # It is 0 if no row has information, as about degrees of freedom that tend to inf.
     informed = information > 0
-    known = jnp.where(informed, information, 1)
-    if second is None:
-        factor = jnp.where(informed, 1 / known, 0)
-        return factor * gradient, factor * information, factor
-    factor = jnp.where(informed, known**-0.5, 0)
-    return factor * gradient, factor * jnp.fmax(information, jnp.abs(second)), factor
+    power, curvature = -1.0, information
+    if second is not None:
+        power, curvature = -0.5, jnp.fmax(information, jnp.abs(second))
+    factor = jnp.where(informed, jnp.where(informed, information, 1) ** power, 0)
+    return factor * gradient, factor * curvature, factor
 
 
 Policy = Literal[

@@ -200,7 +200,7 @@ def _make_rounds(run: FitRun) -> None:
                 record,
                 number,
             )
-    if halted:
+    if halted and record.num_rounds == num_rounds:
         last = jax.tree.map(lambda array: np.asarray(array[-1]), sums)
         reason = describe_halt(run.job.problem, run.job.rows, position.state, last)
         if reason is not None:
