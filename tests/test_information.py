@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Curvatures from the Fisher information of a likelihood."""
 
+import dataclasses
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -244,6 +246,26 @@ def test_coupling_is_that_of_the_information():
         bind(L.likelihood(Classes), labels, 3), jnp.zeros((3, ROWS)), weights
     )
     assert coupling.competing.all()
+
+
+def test_scores_that_hardly_differ_do_not_compete():
+    """As a rate and a gate of rare counts: they would share one unit of ``l2``."""
+
+    @jax.tree_util.register_dataclass
+    @dataclasses.dataclass
+    class Alike:
+        scores: Any
+
+        def log_prob(self, value):
+            return -jnp.square(value - jnp.sum(self.scores)) / 2
+
+        def fisher_information(self):
+            return jnp.array([[1, 0.999], [0.999, 1]])
+
+    weights = jnp.ones(ROWS)
+    objective = bind(L.likelihood(Alike), Y, 2)
+    coupling = find_coupling(objective, jnp.zeros((2, ROWS)), weights)
+    assert not coupling.competing.any()
 
 
 def test_units_do_not_matter():

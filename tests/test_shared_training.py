@@ -4,10 +4,12 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from scipy import sparse
 
 import jboost as jb
+from jboost.objective.tracing import trace_loss
 
 RNG = np.random.default_rng(7)
 N, K = 200, 3
@@ -281,12 +283,52 @@ def test_auto_goes_on_as_the_run_that_it_continues(tmp_path):
     assert both.shares_structure and history.choices["share_structure"]
 
 
+LARGE = dict(num_rounds=1, max_depth=3, learning_rate=lambda number: 40.0)
+
+
 def test_auto_keeps_separate_targets_separate():
     targets = np.concatenate([TARGETS, TARGETS[:, :1]], axis=1)
-    large = dict(num_rounds=1, max_depth=3, learning_rate=lambda number: 40.0)
-    _, history = jb.fit(X, targets, **large)
+    _, history = jb.fit(X, targets, **LARGE)
     assert not history.choices["share_structure"]
+
+
+def test_auto_keeps_the_parameters_of_a_distribution_separate():
+    """A shared tree would serve a location, a scale and a weight badly."""
+
+    def formula(score, target):
+        ratio = (target - score[0]) * jnp.exp(-score[1])
+        return jax.nn.softplus(score[2]) * ratio**2 + score[1] - score[2]
+
     _, history = jb.fit(
-        X, LABELS, jb.losses.softmax, num_scores=K, init_score=0.0, **large
+        X, TARGETS[:, 0], formula, num_scores=3, init_score=0.0, **LARGE
     )
-    assert history.choices["share_structure"]
+    assert not history.choices["share_structure"]
+
+
+def smooth(score, target):
+    return optax.softmax_cross_entropy(
+        score, optax.smooth_labels(jax.nn.one_hot(target, K), 0.1)
+    )
+
+
+@pytest.mark.parametrize(("loss", "shares"), [
+    (jb.losses.softmax, True),
+    (lambda s, t: jax.nn.logsumexp(s) - s[t], True),
+    (lambda s, t: -jnp.take(jax.nn.log_softmax(s), t), True),
+    (lambda s, t: -jnp.log(jax.nn.softmax(s)[t]), True),
+    (lambda s, t: -((1 - jax.nn.softmax(s)[t]) ** 2) * jax.nn.log_softmax(s)[t], True),
+    (lambda s, t: jax.nn.relu(jnp.max(s - s[t])), True),
+    (optax.softmax_cross_entropy_with_integer_labels, True),
+    (smooth, True),
+    (lambda s, t: jax.nn.logsumexp(s) - s[t] + 0.01 * jnp.sum(s**2), False),
+    (lambda s, t: jax.nn.logsumexp(s) - 2 * s[t], False),
+    (lambda s, t: jnp.sum(s**2) - s[t], False),
+    (lambda s, t: jnp.exp(-jnp.sum(s)) + jnp.max(s) - s[t], False),
+])  # fmt: skip
+def test_losses_of_differences_are_known(loss, shares):
+    """In whatever words: scores that all grow by one number have the same loss."""
+    traced, _ = trace_loss(loss, LABELS, K)
+    assert traced.relative == shares
+    scores = RNG.normal(size=K).astype(np.float32)
+    change = loss(scores + 1.5, 1) - loss(scores, 1)
+    assert (abs(float(change)) < 1e-5) == shares

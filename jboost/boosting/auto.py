@@ -155,17 +155,18 @@ def _find_least(absolute, draws_thresholds):
 def decide_sharing(settings: Settings, loss: TracedLoss | GroupLoss) -> bool:
     """Returns whether one tree serves all scores of a round.
 
-    "auto" shares trees of three scores or more if the learning rates of all rounds sum
-    to 30, such as 300 rounds at 0.1: a shared tree serves one direction of the scores,
-    so that models need two to three times as many rounds, and then have a lower loss.
-    Models like those of other libraries, with constraints that a search along one
-    direction cannot see, or of several targets, each with a score of its own, have a
-    tree for each score.
+    "auto" shares trees of three classes or more (the loss depends on the differences of
+    scores) if the learning rates of all rounds sum to 30, such as 300 rounds at 0.1: a
+    shared tree serves one direction of the scores, so that models need two to three
+    times as many rounds, and then have a lower loss. Other scores, such as parameters
+    of a distribution, depend on different features. They have a tree for each score, as
+    do likelihoods, models like those of other libraries, and those with constraints,
+    which a search along one direction cannot see.
     """
     if loss.num_scores == 1 or settings.share_structure != "auto":
         return loss.num_scores > 1 and settings.share_structure is True
     plain = settings.leaf_solver == "auto" and settings.regularization == "relative"
-    plain &= settings.monotone is None and not loss.separate
+    plain &= settings.monotone is None and loss.relative and loss.information is None
     if loss.num_scores < _LEAST_SHARING or not plain:
         return False
     rates = learning_rates(settings.learning_rate, settings.num_rounds)

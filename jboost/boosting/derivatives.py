@@ -299,7 +299,9 @@ def _scale(scaling, weights, state, policy, raw, first):
     if first is not None:
         first = first._replace(holds=first.holds & ~flat)
     # Means are over all rows; those without a target have no curvature.
-    mean = _share_among_scores(mean / state.known_shares, flat, state)
+    mean = mean / state.known_shares
+    width = None if factor is None else weighted_mean(factor, weights)
+    mean = _share_among_scores(mean, flat, state.coupling, width)
     first_mean = jnp.where(state.round > 0, state.first_mean, mean)
     concentration = one
     if policy.varies:
@@ -371,13 +373,19 @@ def _follow(mean, first):
     return jnp.maximum(mean, first) * share
 
 
-def _share_among_scores(mean, flat, state):
-    """Returns the mean curvature of each score, or of all that compete."""
-    if state.coupling is not None:
+def _share_among_scores(mean, flat, coupling, width):
+    """Returns the mean curvature of each score, or of all that compete.
+
+    ``width`` is the mean factor of the rows, which the curvature holds, or None.
+    """
+    if coupling is not None:
         # Scores that compete for a row (softmax) share the curvature of the row: the
         # sum of their means, in units that give all of them the same move.
-        competing, move, _ = state.coupling
-        squares = jnp.where(competing, jnp.square(move), 1.0)
+        competing, move, _ = coupling
+        squares = jnp.square(move)
+        if width is not None:
+            squares = squares / jnp.where(width > 0, width, 1.0)
+        squares = jnp.where(competing, squares, 1.0)
         total = add_halves(jnp.where(competing, round_alone(mean * squares), 0.0))
         mean = jnp.where(competing, total / squares, mean)
     return jnp.where(flat | ~(mean > 0), 1.0, mean)

@@ -337,10 +337,10 @@ class RoundSettings(LeafSettings, total=False):
         "rows.")]
     share_structure: Annotated[bool | str, Setting("auto", _check_auto_flag, "Loss",
         "whether one tree serves all K scores of a round, with K values in each leaf",
-        "`\"auto\"`: for three scores or more if the learning rates sum to 30 over all "
-        "rounds (300 rounds at 0.1), unless `leaf_solver`, `monotone` or absolute "
-        "`regularization` is given or y [N, K] holds several targets; a run that "
-        "continues a model or a checkpoint keeps its choice. See "
+        "`\"auto\"`: for three classes or more (a loss of differences of scores, no "
+        "likelihood) if the learning rates sum to 30 over all rounds (300 rounds at "
+        "0.1), unless `leaf_solver`, `monotone` or absolute `regularization` is given; "
+        "a run that continues a model or a checkpoint keeps its choice. See "
         "[Several scores](several-scores.md).")]
 
 

@@ -18,7 +18,7 @@ from jboost.entry.context import current_implementation, runs_on_cpu
 from jboost.entry.decorators import is_tracing
 
 _LEVEL = "xla_backend_optimization_level"
-_LIGHT = (_LEVEL, 1)
+_LESS = (_LEVEL, 1)
 
 
 class CompileOptions(NamedTuple):
@@ -30,10 +30,10 @@ class CompileOptions(NamedTuple):
     order. ``QUICK`` takes a sixth of the time, and is for programs without a loss: it
     does not contract a * b + c into one rounding, as the others do.
 
-    ``GROUPS`` and, for few rows, ``SMALL_GROUPS`` are for losses of groups: they do not
-    unroll the short loops over the rows of a group, as the others do. They take down to
-    a third of the time of ``FULL``; the programs run as fast, but may round in another
-    order.
+    ``GROUPS`` and, for few rows, ``LIGHT`` are for losses of groups: they do not unroll
+    the short loops over the rows of a group, as the others do. They take down to a
+    third of the time of ``FULL``; the programs run as fast, but may round in another
+    order. ``LIGHT`` is for likelihoods, too: their special functions are long.
     """
 
     options: tuple[tuple[str, Any], ...]
@@ -45,7 +45,7 @@ class CompileOptions(NamedTuple):
         """
         names = _find_known() if runs_on_cpu() else ()
         if _LEVEL in os.environ.get("XLA_FLAGS", ""):
-            options = [each for each in self.options if each != _LIGHT]
+            options = [each for each in self.options if each != _LESS]
         else:
             options = [*self.options]
         return tuple(each for each in options if each[0] in names)
@@ -57,8 +57,8 @@ FULL = CompileOptions((("xla_cpu_experimental_ynn_fusion_type", ""),))
 WHOLE = CompileOptions((*FULL.options, ("xla_cpu_parallel_codegen_split_count", 1)))
 BRISK = CompileOptions((*WHOLE.options, ("xla_cpu_use_fusion_emitters", False)))
 QUICK = CompileOptions((*BRISK.options, (_LEVEL, 0)))
-GROUPS = CompileOptions((*FULL.options, _LIGHT))
-SMALL_GROUPS = CompileOptions((*BRISK.options, _LIGHT))
+GROUPS = CompileOptions((*FULL.options, _LESS))
+LIGHT = CompileOptions((*BRISK.options, _LESS))
 FEW = 2**15  # numbers in the largest operand of a program that runs only briefly
 
 

@@ -7,6 +7,7 @@ substrate. This module imports none of them.
 """
 
 import inspect
+import re
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ _SAMPLES = 8  # targets that are drawn for each row in a round
 _NODES = 24  # targets that stand for all numbers; even: none at a symmetric kink
 _COUNTS = 16  # those that stand for all counts but the least
 _LOGITS = 11.5  # the last quantiles
+_TURNS = 16  # most turns of a loop that computes a quantile without a search
 _FAR = 40.0  # the last nodes of continuous targets, in deviations from the center
 _STRETCH = 4.0  # growth of their distances: 0.5 at the center, 14 at the ends
 _BELOW, _ABOVE = 5.0, 8.0  # deviations from the mean that nodes of counts reach
@@ -194,9 +196,10 @@ def _from_quantiles(make):
             raise TypeError("several levels of counts have the same quantile")
         find = jax.vmap(distribution.icdf)
         text = str(jax.make_jaxpr(find)(levels))
-        if "while[" in text or "scan[" in text:
+        turns = map(int, re.findall(r"length=(\d+)", text))  # a polynomial has few
+        if "while[" in text or max(turns, default=0) > _TURNS:
             raise TypeError("a search for quantiles takes longer than other sources")
-        return _mean_square(make, score, find(levels), widths)
+        return _mean_square(make, score, find(levels), widths, evenly=True)
 
     return evaluate
 
@@ -209,9 +212,7 @@ def _from_nodes(make):
         distribution = make(jax.lax.stop_gradient(score))
         place = _place_counts if _is_discrete(distribution) else _place_numbers
         values, widths = jax.lax.stop_gradient(place(distribution))
-        fixed = jax.lax.stop_gradient(score)
-        density = jax.vmap(lambda value: -Likelihood(make)(fixed, value))
-        return _mean_square(make, score, values, density(values) + widths)
+        return _mean_square(make, score, values, widths, evenly=False)
 
     return evaluate
 
@@ -220,20 +221,23 @@ def _is_discrete(distribution):
     return getattr(getattr(distribution, "support", None), "is_discrete", False)
 
 
-def _mean_square(make, score, values, logs):
-    """Returns the mean of g g' over nodes with weights exp(logs).
+def _mean_square(make, score, values, widths, evenly):
+    """Returns the mean of g g' over nodes of given widths (logarithms).
+
+    Unless all have the same density, as evenly spaced quantiles do, widths times
+    densities are the weights.
 
     The mean of g is 0 but for rounding. It is not subtracted: where g is all rounding,
     as about large degrees of freedom, F is as large as its square.
     """
-    logs = jnp.where(jnp.isfinite(logs), logs, -jnp.inf)
-    weights = jax.nn.softmax(logs)[None, :]
+    evaluate = jax.value_and_grad(Likelihood(make))
     # Barriers, or XLA would compute densities and slopes again for each use.
-    values, weights = jax.lax.optimization_barrier((values, weights))
-    slope = jax.grad(Likelihood(make))
-    slopes = jax.lax.optimization_barrier(
-        jax.vmap(lambda value: slope(score, value))(values)
+    values = jax.lax.optimization_barrier(values)
+    losses, slopes = jax.lax.optimization_barrier(
+        jax.vmap(lambda value: evaluate(score, value))(values)
     )
+    logs = widths if evenly else widths - jax.lax.stop_gradient(losses)
+    weights = jax.nn.softmax(jnp.where(jnp.isfinite(logs), logs, -jnp.inf))
     slopes = jnp.where(weights > 0, slopes.reshape(len(values), -1).T, 0)
     products = slopes[:, None, :] * (weights * slopes)[None, :, :]
     return jnp.sum(products, axis=2).reshape(score.shape * 2)

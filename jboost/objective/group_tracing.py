@@ -70,7 +70,8 @@ class GroupLoss:
     by_pairs: tuple[bool, ...]
 
     coupled = True  # not a field: see TracedLoss
-    separate = False
+    separate = relative = False
+    information = None
 
     def __hash__(self) -> int:
         """Returns a hash that is computed once: programs are looked up by it."""

@@ -394,6 +394,64 @@ def _find_zeros(jaxpr, zeros):
     return zero
 
 
+# The fate of a result where all scores grow by one number: it stays, it grows by that
+# number, it tells finite scores, which all are, it is -inf, or nobody knows.
+_STAYS, _GROWS, _IS_FINITE, _ENDLESS, _UNKNOWN = range(5)
+_COMPARE = frozenset(("eq", "ge", "gt", "le", "lt", "ne", "sub"))
+_TAKE = frozenset((  # results are entries of operands
+    "broadcast_in_dim", "concatenate", "copy", "max", "min", "reduce_max",
+    "reduce_min", "reshape", "rev", "slice", "squeeze", "stop_gradient", "transpose",
+))  # fmt: skip
+
+
+def needs_differences(program: Program, known: Sequence[Any]) -> bool:
+    """Returns whether a loss evidently depends on the differences of K scores only.
+
+    That of softmax does. ``known`` are all constants of the loss. The answer is False
+    where operations hide it, such as the sum of scores times a one-hot vector.
+    """
+    jaxpr, number = program.jaxpr, len(program.constants)
+    kinds = dict.fromkeys(jaxpr.invars, _STAYS)
+    for variable, i in zip(jaxpr.invars, program.constants, strict=False):
+        if isinstance(known[i], np.ndarray) and np.all(known[i] == -np.inf):
+            kinds[variable] = _ENDLESS
+    kinds[jaxpr.invars[number]] = _GROWS
+    for equation in jaxpr.eqns:
+        found = [
+            _STAYS if isinstance(operand, jex_core.Literal) else kinds[operand]
+            for operand in equation.invars
+        ]
+        alike = _GROWS if _GROWS in found else _STAYS
+        found = [alike if kind == _ENDLESS else kind for kind in found]
+        kinds.update(dict.fromkeys(equation.outvars, _move(equation, found)))
+    (result,) = jaxpr.outvars
+    return isinstance(result, jex_core.Literal) or kinds[result] == _STAYS
+
+
+def _move(equation, kinds):
+    """Returns the fate of a result, given those of the operands."""
+    name, (first, *rest) = equation.primitive.name, kinds or [_STAYS]
+    others = set(rest)
+    if first == _STAYS and others <= {_STAYS}:
+        return _STAYS
+    if name == "is_finite" and first == _GROWS:
+        return _IS_FINITE
+    if name == "select_n" and first == _IS_FINITE:
+        return rest[1]
+    if name == "select_n" and first == _STAYS and others == {_GROWS}:
+        return _GROWS
+    if name in ("dynamic_slice", "gather") and others == {_STAYS}:
+        return first
+    if name == "add" and others | {first} == {_STAYS, _GROWS}:
+        return _GROWS
+    if name == "sub" and first == _GROWS and others == {_STAYS}:
+        return _GROWS
+    if first == _GROWS and others <= {_GROWS}:
+        known = {**dict.fromkeys(_COMPARE, _STAYS), **dict.fromkeys(_TAKE, _GROWS)}
+        return known.get(name, _UNKNOWN)
+    return _UNKNOWN
+
+
 def find_used_entries(jaxpr, known):
     """Returns a mask [K] of the output entries that are not zero for all inputs.
 

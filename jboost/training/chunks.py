@@ -44,8 +44,8 @@ from jboost.entry.programs import (
     FEW,
     FULL,
     GROUPS,
+    LIGHT,
     QUICK,
-    SMALL_GROUPS,
     WHOLE,
     CompileOptions,
     compiled,
@@ -423,10 +423,12 @@ def choose_effort(problem: Problem, num_rows: int) -> CompileOptions:
     num_scores = problem.loss.num_scores
     many = num_scores * num_rows > FEW
     if problem.loss.coupled:
-        return GROUPS if many else SMALL_GROUPS
+        return GROUPS if many else LIGHT
     if many:
         return FULL
-    return BRISK if num_scores > 1 else WHOLE
+    if num_scores == 1:
+        return WHOLE
+    return BRISK if problem.loss.information is None else LIGHT
 
 
 def no_trees(method: Method, num_scores: int, rounds: int = 0) -> Tree:
