@@ -591,3 +591,28 @@ def test_parts_of_the_gpu_run(part, monkeypatch, tmp_path):
     found = json.loads(task.path.read_text())
     assert found.get("equal_models", "2 of 2") == "2 of 2"
     assert "errors" not in found and len(found) >= 1
+
+
+def test_families_are_trained_once_and_tabulated(monkeypatch, tmp_path, capsys):
+    families = importlib.import_module("families")
+    calls = []
+
+    def train(family, way, default):
+        calls.append(way)
+        if family == "tfp.Moyal":
+            raise ValueError("no samples")
+        held_out = 0.5 if way == "formula" else 0.25
+        found = dict(rise=0.0, last=1.0, scale=2.0, held_out=held_out, seconds=3.0)
+        return dict(family=family, way=way, default=default, rounds=100) | found
+
+    monkeypatch.setattr(families, "train", train)
+    monkeypatch.setattr(families, "MODULES", dict.fromkeys(families.MODULES, "jax"))
+    arguments = ["families", "--out", tmp_path, "--only", "tfp.Moyal", "tfp.Normal"]
+    monkeypatch.setattr(sys, "argv", list(map(str, arguments)))
+    families.main()
+    families.main()
+    assert len(calls) == 4
+    written = (tmp_path / "families.md").read_text()
+    assert written in capsys.readouterr().out
+    assert "| tfp.Normal | 2 | yes | 0.2500 | 0.5000 | -0.2500 | 3.0, 3.0 |" in written
+    assert "| tfp.Moyal | 2 | ValueError: no samples |" in written

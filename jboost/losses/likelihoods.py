@@ -25,7 +25,7 @@ _SAMPLES = 8  # targets that are drawn for each row in a round
 _NODES = 24  # targets that stand for all numbers; even: none at a symmetric kink
 _COUNTS = 16  # those that stand for all counts but the least
 _LOGITS = 11.5  # the last quantiles
-_TURNS = 16  # most turns of a loop that computes a quantile without a search
+_TURNS = 16  # most turns of loops over polynomials; a search for a quantile has more
 _FAR = 40.0  # the last nodes of continuous targets, in deviations from the center
 _STRETCH = 4.0  # growth of their distances: 0.5 at the center, 14 at the ends
 _BELOW, _ABOVE = 5.0, 8.0  # deviations from the mean that nodes of counts reach
@@ -69,10 +69,10 @@ def likelihood(make_distribution: Callable[..., Any]) -> Likelihood:
     ``fisher_information()``, the matrix [P, P] for its parameters in the order of
     ``jax.tree.leaves(distribution)``; the second derivative of a KL divergence
     (``distribution.kl_divergence(other)``, or NumPyro's function); ``icdf(q)`` without
-    a loop, for a sum over quantiles, unless values are discrete; ``support`` (an object
-    as in NumPyro), ``mean`` and ``variance``, for a sum over values around the mean,
-    unless it is a mixture; ``sample(key, sample_shape)`` (or ``seed=key``), for an
-    estimate in each round from eight values drawn per row.
+    a search, for a sum over quantiles, unless values are discrete; ``support`` (an
+    object as in NumPyro), ``mean`` and ``variance``, for a sum over values around the
+    mean, unless it is a mixture; ``sample(key, sample_shape)`` (or ``seed=key``), for
+    an estimate in each round from eight values drawn per row.
 
     Args:
       make_distribution: a function of the score of one row, a scalar or [K], that
@@ -196,8 +196,8 @@ def _from_quantiles(make):
             raise TypeError("several levels of counts have the same quantile")
         find = jax.vmap(distribution.icdf)
         text = str(jax.make_jaxpr(find)(levels))
-        turns = map(int, re.findall(r"length=(\d+)", text))  # a polynomial has few
-        if "while[" in text or max(turns, default=0) > _TURNS:
+        turns = sum(map(int, re.findall(r"length=(\d+)", text)))
+        if "while[" in text or turns > _TURNS:
             raise TypeError("a search for quantiles takes longer than other sources")
         return _mean_square(make, score, find(levels), widths, evenly=True)
 

@@ -565,12 +565,22 @@ def confirm(objective, offset, weights, best, end):
         slopes = gradients(objective, move_scores(offset, point))
         return weighted_mean(slopes, weights)
 
-    ends = [
-        weighted_mean(loss_values(objective, move_scores(offset, each.point)), weights)
-        for each in (best, end)
-    ]
-    slopes = map_points(measure, _PATH.astype(np.float32))
-    return _compare_with_slopes(best, end, slopes, *ends)
+    def compare(end):
+        ends = [
+            weighted_mean(
+                loss_values(objective, move_scores(offset, each.point)), weights
+            )
+            for each in (best, end)
+        ]
+        slopes = map_points(measure, _PATH.astype(np.float32))
+        return _compare_with_slopes(best, end, slopes, *ends)
+
+    return branch(_is_doubtful(best, end), compare, lambda end: end, end)
+
+
+@elementwise
+def _is_doubtful(numpy, best, end):
+    return _is_better(numpy, end, best) & ~end.balanced
 
 
 @elementwise
@@ -587,7 +597,7 @@ def _compare_with_slopes(numpy, best, end, slopes, before, after) -> _Merit:
     fall = before - after
     most = fall / 2 + _SMALL_FALL * numpy.abs(before)
     explained = (fall <= 0) | (numpy.abs(fall - predicted) <= most)
-    explained = explained | end.balanced | ~numpy.isfinite(before)
+    explained = explained | ~numpy.isfinite(before)
     return end._replace(loss=numpy.where(explained, end.loss, np.inf))
 
 
