@@ -237,7 +237,7 @@ def _mean_square(make, score, values, widths, evenly):
         jax.vmap(lambda value: evaluate(score, value))(values)
     )
     logs = widths if evenly else widths - jax.lax.stop_gradient(losses)
-    weights = jax.nn.softmax(jnp.where(jnp.isfinite(logs), logs, -jnp.inf))
+    weights = jax.nn.softmax(jnp.where(jnp.isfinite(logs), logs, -jnp.inf))[None, :]
     slopes = jnp.where(weights > 0, slopes.reshape(len(values), -1).T, 0)
     products = slopes[:, None, :] * (weights * slopes)[None, :, :]
     return jnp.sum(products, axis=2).reshape(score.shape * 2)
