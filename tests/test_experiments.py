@@ -602,7 +602,7 @@ def test_families_are_trained_once_and_tabulated(monkeypatch, tmp_path, capsys):
         if family == "tfp.Moyal":
             raise ValueError("no samples")
         held_out = 0.5 if way == "formula" else 0.25
-        found = dict(rise=0.0, last=1.0, scale=2.0, held_out=held_out, seconds=3.0)
+        found = dict(rise=0.0, scale=2.0, held_out=held_out, seconds=3.0)
         return dict(family=family, way=way, default=default, rounds=100) | found
 
     monkeypatch.setattr(families, "train", train)

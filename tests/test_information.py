@@ -26,6 +26,7 @@ Y = (X[:, 0] + np.sin(2 * X[:, 1]) + NOISE).astype(np.float32)
 # The start is given: its search is compiled for each loss, and tested elsewhere.
 FEW = dict(num_rounds=4, max_depth=3, num_scores=2, init_score=(0.0, 0.5))
 NORMAL = L.likelihood(D.normal)
+LABELS = np.digitize(Y, [-1, 1]).astype(np.float32)
 POLICIES = ("fisher", "standardized", "natural")
 
 
@@ -40,6 +41,18 @@ class Drawn:
 
     def sample(self, key, sample_shape=()):
         return self.inner.sample(key, sample_shape)
+
+
+class Classes:
+    def __init__(self, score):
+        self.logits = jax.nn.log_softmax(score)
+
+    def log_prob(self, value):
+        return self.logits[jnp.asarray(value, jnp.int32)]
+
+    def sample(self, key, sample_shape=()):
+        drawn = jax.random.categorical(key, self.logits, shape=sample_shape)
+        return jnp.asarray(drawn, jnp.float32)
 
 
 class Divergent(Drawn):
@@ -229,27 +242,28 @@ def test_coupling_is_that_of_the_information():
     coupling = find_coupling(bind(NORMAL, Y, 2), jnp.zeros((2, ROWS)), weights)
     assert not coupling.competing.any()
     np.testing.assert_allclose(coupling.start, [1, 2])
-
-    class Classes(Drawn):
-        def __init__(self, score):
-            self.logits = jax.nn.log_softmax(score)
-
-        def log_prob(self, value):
-            return self.logits[jnp.asarray(value, jnp.int32)]
-
-        def sample(self, key, sample_shape=()):
-            drawn = jax.random.categorical(key, self.logits, shape=sample_shape)
-            return jnp.asarray(drawn, jnp.float32)
-
-    labels = np.digitize(Y, [-1, 1]).astype(np.float32)
     coupling = find_coupling(
-        bind(L.likelihood(Classes), labels, 3), jnp.zeros((3, ROWS)), weights
+        bind(L.likelihood(Classes), LABELS, 3), jnp.zeros((3, ROWS)), weights
     )
     assert coupling.competing.all()
 
 
+@pytest.mark.parametrize("policy", ["standardized", "natural"])
+def test_units_of_scores_that_compete_do_not_matter(policy):
+    """They share one unit of ``l2``, also where rows are weighted score by score."""
+    units = np.float32([1, 4, 0.5])
+    settings = FEW | dict(num_scores=3, init_score=0.0, curvature=policy)
+    model, other = (
+        jb.fit(X, LABELS, L.likelihood(make), **settings)[0]
+        for make in (Classes, lambda score: Classes(units * score))
+    )
+    np.testing.assert_array_equal(model.feature, other.feature)
+    values = np.asarray(other.leaf_value) * units[:, None]
+    np.testing.assert_allclose(values, model.leaf_value, atol=1e-5)
+
+
 def test_scores_that_hardly_differ_do_not_compete():
-    """As a rate and a gate of rare counts: they would share one unit of ``l2``."""
+    """They would share a unit of ``l2``, as rate and gate of rare counts once did."""
 
     @jax.tree_util.register_dataclass
     @dataclasses.dataclass

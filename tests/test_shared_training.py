@@ -219,15 +219,34 @@ def test_joint_leaves_need_something_to_join():
         train(share_structure=False, leaf_solver="joint")
 
 
-def test_auto_is_decided_by_scores_and_rates():
-    """Programs of traced learning rates do not know their sum."""
+def test_auto_is_decided_by_scores_rates_and_loss():
+    """Programs of traced learning rates do not know their sum.
+
+    A shared tree would serve a location, a scale and a weight badly. The leaves of a
+    likelihood are weighted score by score.
+    """
     binned = jb.apply_bins(jb.fit_bins(X), X)
 
-    def boost(rate):
+    def boost(rate, loss=jb.losses.softmax):
         return jb.boost(
-            binned, LABELS, jb.losses.softmax, jax.random.key(0), num_scores=K,
+            binned, LABELS, loss, jax.random.key(0), num_scores=K,
             init_score=0.0, num_rounds=2, max_depth=1, learning_rate=rate,
         )[0]  # fmt: skip
+
+    def formula(score, target):
+        away = jnp.asarray(target, jnp.float32) - score[0]
+        ratio = away * jnp.exp(-score[1])
+        return jax.nn.softplus(score[2]) * ratio**2 + score[1] - score[2]
+
+    class Classes:
+        def __init__(self, score):
+            self.logits = jax.nn.log_softmax(score)
+
+        def log_prob(self, value):
+            return self.logits[jnp.asarray(value, jnp.int32)]
+
+        def sample(self, key, sample_shape=()):
+            return jax.random.categorical(key, self.logits, shape=sample_shape)
 
     def count_trees(function, *arguments):
         return jax.eval_shape(function, *arguments).trees.feature.shape[1]
@@ -235,6 +254,8 @@ def test_auto_is_decided_by_scores_and_rates():
     assert count_trees(lambda: boost(15.0)) == 1
     assert count_trees(lambda: boost(14.0)) == K
     assert count_trees(boost, jnp.float32(15)) == K
+    for loss in (formula, jb.losses.likelihood(Classes)):
+        assert count_trees(lambda loss=loss: boost(15.0, loss)) == K
 
 
 @pytest.mark.usefixtures("full_search")
@@ -283,26 +304,15 @@ def test_auto_goes_on_as_the_run_that_it_continues(tmp_path):
     assert both.shares_structure and history.choices["share_structure"]
 
 
-LARGE = dict(num_rounds=1, max_depth=3, learning_rate=lambda number: 40.0)
-
-
 def test_auto_keeps_separate_targets_separate():
     targets = np.concatenate([TARGETS, TARGETS[:, :1]], axis=1)
-    _, history = jb.fit(X, targets, **LARGE)
+    large = dict(num_rounds=1, max_depth=3, learning_rate=lambda number: 40.0)
+    _, history = jb.fit(X, targets, **large)
     assert not history.choices["share_structure"]
-
-
-def test_auto_keeps_the_parameters_of_a_distribution_separate():
-    """A shared tree would serve a location, a scale and a weight badly."""
-
-    def formula(score, target):
-        ratio = (target - score[0]) * jnp.exp(-score[1])
-        return jax.nn.softplus(score[2]) * ratio**2 + score[1] - score[2]
-
     _, history = jb.fit(
-        X, TARGETS[:, 0], formula, num_scores=3, init_score=0.0, **LARGE
+        X, LABELS, jb.losses.softmax, num_scores=K, init_score=0.0, **large
     )
-    assert not history.choices["share_structure"]
+    assert history.choices["share_structure"]
 
 
 def smooth(score, target):
@@ -326,9 +336,9 @@ def smooth(score, target):
     (lambda s, t: jnp.exp(-jnp.sum(s)) + jnp.max(s) - s[t], False),
 ])  # fmt: skip
 def test_losses_of_differences_are_known(loss, shares):
-    """In whatever words: scores that all grow by one number have the same loss."""
+    """Scores that all grow by one number have the same loss, in any words."""
     traced, _ = trace_loss(loss, LABELS, K)
-    assert traced.relative == shares
+    assert traced.of_differences == shares
     scores = RNG.normal(size=K).astype(np.float32)
     change = loss(scores + 1.5, 1) - loss(scores, 1)
     assert (abs(float(change)) < 1e-5) == shares

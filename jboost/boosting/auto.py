@@ -166,7 +166,9 @@ def decide_sharing(settings: Settings, loss: TracedLoss | GroupLoss) -> bool:
     if loss.num_scores == 1 or settings.share_structure != "auto":
         return loss.num_scores > 1 and settings.share_structure is True
     plain = settings.leaf_solver == "auto" and settings.regularization == "relative"
-    plain &= settings.monotone is None and loss.relative and loss.information is None
+    plain &= (
+        settings.monotone is None and loss.of_differences and loss.information is None
+    )
     if loss.num_scores < _LEAST_SHARING or not plain:
         return False
     rates = learning_rates(settings.learning_rate, settings.num_rounds)

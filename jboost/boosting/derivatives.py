@@ -299,9 +299,7 @@ def _scale(scaling, weights, state, policy, raw, first):
     if first is not None:
         first = first._replace(holds=first.holds & ~flat)
     # Means are over all rows; those without a target have no curvature.
-    mean = mean / state.known_shares
-    width = None if factor is None else weighted_mean(factor, weights)
-    mean = _share_among_scores(mean, flat, state.coupling, width)
+    mean = _share_among_scores(mean / state.known_shares, flat, state, factor, weights)
     first_mean = jnp.where(state.round > 0, state.first_mean, mean)
     concentration = one
     if policy.varies:
@@ -373,17 +371,20 @@ def _follow(mean, first):
     return jnp.maximum(mean, first) * share
 
 
-def _share_among_scores(mean, flat, coupling, width):
-    """Returns the mean curvature of each score, or of all that compete.
-
-    ``width`` is the mean factor of the rows, which the curvature holds, or None.
-    """
-    if coupling is not None:
+def _share_among_scores(mean, flat, state, factor, weights):
+    """Returns the mean curvature of each score, or of all that compete."""
+    if state.coupling is not None:
         # Scores that compete for a row (softmax) share the curvature of the row: the
         # sum of their means, in units that give all of them the same move.
-        competing, move, _ = coupling
+        competing, move, _ = state.coupling
         squares = jnp.square(move)
-        if width is not None:
+        if factor is not None:  # the curvature has its unit, too
+            width = jax.lax.cond(
+                jnp.any(competing),
+                weighted_mean,
+                lambda factor, weights: jnp.ones_like(mean),
+                factor, weights,
+            )  # fmt: skip
             squares = squares / jnp.where(width > 0, width, 1.0)
         squares = jnp.where(competing, squares, 1.0)
         total = add_halves(jnp.where(competing, round_alone(mean * squares), 0.0))

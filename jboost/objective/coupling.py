@@ -171,9 +171,9 @@ def _normalize(vector):
 
 _LEAST = float(np.finfo(np.float32).tiny)
 _ZERO = 1e-2  # smaller sums, relative to their magnitudes, count as zero
-# Of F, which holds the targets of a row in one matrix: that of rare zero-inflated
-# counts is nearly singular, yet the scores do not compete.
-_ZERO_OF_INFORMATION = 1e-4
+# The information of a row is a mean over targets. It is nearly singular for rare
+# zero-inflated counts, yet their scores do not compete.
+_ZERO_OF_INFORMATION = np.float32(1e-4)
 _TAKES_PART = 1e-5  # entry of a direction of length 1, for scores that it moves
 
 
@@ -202,8 +202,8 @@ def find_coupling(
     mean = weighted_mean(rows, weights).reshape(num_scores, num_scores)
     direction, along = _find_direction(mean)
     sums = _summarize_flat(rows, along)
-    mean_sums = weighted_mean(sums, weights)
-    found = _conclude(mean_sums, direction, along, jnp.float32(_ZERO_OF_INFORMATION))
+    means = weighted_mean(sums, weights)
+    found = _conclude(means, direction, along, _ZERO_OF_INFORMATION)
     own = jnp.where(found.competing, 0.0, jnp.diagonal(mean))
     return found._replace(start=own)
 
@@ -283,7 +283,7 @@ def _summarize(rows, along):
 
 
 @stage
-def _conclude(means, direction, along, zero=_ZERO):
+def _conclude(means, direction, along, zero: Any = _ZERO):
     own, others, every, total = _finite(means)
     competing = jnp.abs(direction) >= _TAKES_PART
     competing &= jnp.all(total <= zero * every) & (others > 0)

@@ -70,8 +70,7 @@ class GroupLoss:
     by_pairs: tuple[bool, ...]
 
     coupled = True  # not a field: see TracedLoss
-    separate = relative = False
-    information = None
+    of_differences, information = False, None
 
     def __hash__(self) -> int:
         """Returns a hash that is computed once: programs are looked up by it."""

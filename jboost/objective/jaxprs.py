@@ -402,6 +402,11 @@ _TAKE = frozenset((  # results are entries of operands
     "broadcast_in_dim", "concatenate", "copy", "max", "min", "reduce_max",
     "reduce_min", "reshape", "rev", "slice", "squeeze", "stop_gradient", "transpose",
 ))  # fmt: skip
+_OF_GROWING = {
+    "is_finite": _IS_FINITE,
+    **dict.fromkeys(_COMPARE, _STAYS),
+    **dict.fromkeys(_TAKE, _GROWS),
+}
 
 
 def needs_differences(program: Program, known: Sequence[Any]) -> bool:
@@ -411,45 +416,39 @@ def needs_differences(program: Program, known: Sequence[Any]) -> bool:
     where operations hide it, such as the sum of scores times a one-hot vector.
     """
     jaxpr, number = program.jaxpr, len(program.constants)
-    kinds = dict.fromkeys(jaxpr.invars, _STAYS)
+    fates = dict.fromkeys(jaxpr.invars, _STAYS)
     for variable, i in zip(jaxpr.invars, program.constants, strict=False):
         if isinstance(known[i], np.ndarray) and np.all(known[i] == -np.inf):
-            kinds[variable] = _ENDLESS
-    kinds[jaxpr.invars[number]] = _GROWS
+            fates[variable] = _ENDLESS
+    fates[jaxpr.invars[number]] = _GROWS
     for equation in jaxpr.eqns:
         found = [
-            _STAYS if isinstance(operand, jex_core.Literal) else kinds[operand]
+            _STAYS if isinstance(operand, jex_core.Literal) else fates[operand]
             for operand in equation.invars
         ]
         alike = _GROWS if _GROWS in found else _STAYS
-        found = [alike if kind == _ENDLESS else kind for kind in found]
-        kinds.update(dict.fromkeys(equation.outvars, _move(equation, found)))
+        found = [alike if fate == _ENDLESS else fate for fate in found]
+        fate = _find_fate(equation.primitive.name, found)
+        fates.update(dict.fromkeys(equation.outvars, fate))
     (result,) = jaxpr.outvars
-    return isinstance(result, jex_core.Literal) or kinds[result] == _STAYS
+    return isinstance(result, jex_core.Literal) or fates[result] == _STAYS
 
 
-def _move(equation, kinds):
+def _find_fate(name, fates):
     """Returns the fate of a result, given those of the operands."""
-    name, (first, *rest) = equation.primitive.name, kinds or [_STAYS]
-    others = set(rest)
-    if first == _STAYS and others <= {_STAYS}:
+    every, (first, *rest) = set(fates), fates or [_STAYS]
+    if every <= {_STAYS}:
         return _STAYS
-    if name == "is_finite" and first == _GROWS:
-        return _IS_FINITE
+    if every == {_GROWS}:
+        return _OF_GROWING.get(name, _UNKNOWN)
     if name == "select_n" and first == _IS_FINITE:
         return rest[1]
-    if name == "select_n" and first == _STAYS and others == {_GROWS}:
+    if name == "select_n" and first == _STAYS and {*rest} == {_GROWS}:
         return _GROWS
-    if name in ("dynamic_slice", "gather") and others == {_STAYS}:
+    if name in ("dynamic_slice", "gather") and {*rest} == {_STAYS}:
         return first
-    if name == "add" and others | {first} == {_STAYS, _GROWS}:
-        return _GROWS
-    if name == "sub" and first == _GROWS and others == {_STAYS}:
-        return _GROWS
-    if first == _GROWS and others <= {_GROWS}:
-        known = {**dict.fromkeys(_COMPARE, _STAYS), **dict.fromkeys(_TAKE, _GROWS)}
-        return known.get(name, _UNKNOWN)
-    return _UNKNOWN
+    sums = {"add": every == {_STAYS, _GROWS}, "sub": fates == [_GROWS, _STAYS]}
+    return _GROWS if sums.get(name) else _UNKNOWN
 
 
 def find_used_entries(jaxpr, known):

@@ -68,8 +68,8 @@ class TracedLoss:
       uniform: whether the Hessian is independent of the score and the target.
       piecewise_linear: whether the Hessian is identically zero.
       separate: whether it is a sum of losses of one score each.
-      relative: whether it evidently depends on differences of the K scores only, as
-        softmax does.
+      of_differences: whether it evidently depends on differences of the K scores only,
+        as softmax does.
     """
 
     value: Program
@@ -85,7 +85,7 @@ class TracedLoss:
     information: Program | None = None
     sampled: bool = False
     separate: bool = False
-    relative: bool = False
+    of_differences: bool = False
     diagonal: Program | None = None
 
     coupled = False  # not a field: rows do not depend on each other
@@ -169,7 +169,7 @@ def trace_loss(
         information=information,
         sampled=sampled,
         separate=is_sum(loss),
-        relative=num_scores > 1 and needs_differences(value, constants),
+        of_differences=num_scores > 1 and needs_differences(value, constants),
         diagonal=diagonal,
     )
     if num_scores > 1:
