@@ -376,7 +376,7 @@ def _share_among_scores(mean, flat, state, factor, weights):
     if state.coupling is not None:
         # Scores that compete for a row (softmax) share the curvature of the row: the
         # sum of their means, in units that give all of them the same move.
-        competing, move, _ = state.coupling
+        competing, move = state.coupling.competing, state.coupling.move
         squares = jnp.square(move)
         if factor is not None:  # the curvature has its unit, too
             width = jax.lax.cond(

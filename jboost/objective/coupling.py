@@ -4,6 +4,7 @@
 Scores have any units: numbers of different ones are never added.
 """
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -11,7 +12,13 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, ArrayLike, Bool, Float, Int32
 
-from jboost.entry.stages import elementwise, for_branches, repeat_while, stage
+from jboost.entry.stages import (
+    elementwise,
+    for_branches,
+    map_points,
+    repeat_while,
+    stage,
+)
 from jboost.kernels.xla import round_alone
 from jboost.objective.curvature import summarize_information
 from jboost.objective.evaluation import (
@@ -174,6 +181,7 @@ _ZERO = 1e-2  # smaller sums, relative to their magnitudes, count as zero
 # The information of a row is a mean over targets. It is nearly singular for rare
 # zero-inflated counts, yet their scores do not compete.
 _ZERO_OF_INFORMATION = np.float32(1e-4)
+_CHANGE = 0.01  # relative change of an information that is more than its noise
 _TAKES_PART = 1e-5  # entry of a direction of length 1, for scores that it moves
 
 
@@ -205,7 +213,30 @@ def find_coupling(
     means = weighted_mean(sums, weights)
     found = _conclude(means, direction, along, _ZERO_OF_INFORMATION)
     own = jnp.where(found.competing, 0.0, jnp.diagonal(mean))
-    return found._replace(start=own)
+    scales = _find_units(jnp.diagonal(mean))
+    means = map_points(
+        partial(_inform_beside, objective, scores, weights, scales),
+        np.arange(num_scores, dtype=np.int32),
+    )
+    return found._replace(start=own, self_informed=_note_change(means, mean))
+
+
+def _inform_beside(objective, scores, weights, scales, number):
+    """Returns the mean information where one score is a standard error greater."""
+    moved = _move_one(scores, scales, number)
+    return weighted_mean(summarize_information(objective, moved, _flatten), weights)
+
+
+@stage
+def _move_one(scores, scales, number):
+    return scores + jnp.where(jnp.arange(len(scales)) == number, scales, 0.0)[:, None]
+
+
+@stage
+def _note_change(means, mean):
+    start = jnp.diagonal(mean)
+    moved = jnp.diagonal(means.reshape(len(mean), *mean.shape), axis1=1, axis2=2)
+    return jnp.abs(jnp.diagonal(moved) - start) > _CHANGE * start
 
 
 def _find_of_many(objective, scores, weights):
@@ -288,7 +319,7 @@ def _conclude(means, direction, along, zero: Any = _ZERO):
     competing = jnp.abs(direction) >= _TAKES_PART
     competing &= jnp.all(total <= zero * every) & (others > 0)
     start = jnp.where((others > 0) & ~competing, own, 0.0)
-    return Coupling(competing, along, start)
+    return Coupling(competing, along, start, jnp.zeros_like(competing))
 
 
 def _finite(numbers):

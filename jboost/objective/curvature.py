@@ -26,12 +26,16 @@ from jboost.objective.evaluation import (
     known_shares,
     known_targets,
     map_information,
+    map_rows,
     own_curvatures,
+    rest_at_minima,
     weighted_mean,
+    without_minima,
 )
 
 INFORMED = ("fisher", "standardized", "natural")  # policies that need an information
 _STREAM = np.uint32(0x85EBCA6B)  # keeps these random numbers apart from those of trees
+_PROBE = 6  # a step in a score is 2^-6 of its standard error
 _FLOOR = 1e-6  # least information of a row, relative to the weighted mean
 
 
@@ -103,34 +107,77 @@ def informed_derivatives(
     ``"natural"``: w = 1 / F, h = F. A leaf value is the mean of the natural gradient
     g / F, as in NGBoost: all rows count alike.
     ``"standardized"``: w = F^(-1/2), so that w g has unit variance in each row if the
-    distribution is right, and h is the greater of F and the second derivative |l''|: F
-    alone expects nothing from a row far away, such as 2 of the logarithm of a normal
-    scale where l'' is 2 z^2. If scores interact, F is at least its mean at the start of
+    distribution is right; 1 for a score that its own F depends on, such as a rate or
+    degrees of freedom: rows where F is great tell more about it. h is the greater of F
+    and |l''|: F alone expects nothing from a row far away, such as 2 of the logarithm
+    of a normal scale where l'' is 2 z^2. l'' is a difference of gradients, see
+    :func:`_probe_slopes`. If scores interact, F is at least its mean at the start of
     training, or four times its present mean, if that is less.
 
     ``"natural"`` and ``"standardized"`` need F of at least 1e-6 of its mean.
     """
-    gradient = gradients(objective, scores)
     information = information_diagonals(objective, scores, seed)
     if curvature == "fisher":
-        return gradient, information, None
-    second = start = None
-    if curvature == "standardized":
-        second = hessians(objective, scores)
-        start = None if objective.coupling is None else objective.coupling.start
-    return _weigh(gradient, information, weights, second, start)
+        return gradients(objective, scores), information, None
+    coupling = objective.coupling if curvature == "standardized" else None
+    start = None if coupling is None else coupling.start
+    information = _raise_information(information, weights, start)
+    if curvature == "natural":
+        return _weigh(gradients(objective, scores), information)
+    gradient, second = _probe_slopes(without_minima(objective), scores)
+    gradient = rest_at_minima(objective, scores, gradient)
+    alone = None if coupling is None else coupling.self_informed
+    return _weigh(gradient, information, second, alone)
 
 
 @stage
-def _weigh(gradient, information, weights, second, start):
+def _raise_information(information, weights, start):
     least = least_curvature(weighted_mean(information, weights), start)
-    information = jnp.maximum(information, least[:, None])
+    return jnp.maximum(information, least[:, None])
+
+
+@stage
+def _probe_slopes(objective, scores):
+    """Returns the gradient and the diagonal of the Hessian of every row.
+
+    One program holds both once, and repeats them for each score: of likelihoods, they
+    take long to compile.
+    """
+    num_scores, slope = len(scores), objective.loss.gradient
+
+    def probe(constants, score, target, parameters):
+        def differentiate(_, along):
+            gradient, product = jax.jvp(
+                lambda score: slope(constants, score, target, parameters),
+                (score,), (along,),
+            )  # fmt: skip
+            return gradient, jnp.sum(product * along)
+
+        along = jnp.eye(num_scores).reshape(num_scores, *score.shape)
+        gradient, second = jax.lax.scan(differentiate, score, along)
+        return jnp.stack([gradient, second.reshape(score.shape)])
+
+    gradient, second = map_rows(objective, probe, scores, _with_rows_last)
+    return gradient, second
+
+
+def _with_rows_last(rows):
+    """Moves the axis of rows to the end: [N, 2] or [N, 2, K] to [2, K, N]."""
+    return rows.T[:, None] if rows.ndim == 2 else jnp.moveaxis(rows, 0, 2)
+
+
+@stage
+def _weigh(gradient, information, second=None, self_informed=None):
     # It is 0 if no row has information, as about degrees of freedom that tend to inf.
     informed = information > 0
-    power, curvature = -1.0, information
-    if second is not None:
-        power, curvature = -0.5, jnp.fmax(information, jnp.abs(second))
-    factor = jnp.where(informed, jnp.where(informed, information, 1) ** power, 0)
+    known = jnp.where(informed, information, 1.0)
+    if second is None:
+        factor, curvature = 1 / known, information
+    else:
+        alone = True if self_informed is None else self_informed[:, None]
+        factor = jnp.where(alone, 1.0, known**-0.5)
+        curvature = jnp.fmax(information, second)
+    factor = jnp.where(informed, factor, 0.0)
     return factor * gradient, factor * curvature, factor
 
 

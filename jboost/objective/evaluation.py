@@ -152,11 +152,14 @@ class Coupling(NamedTuple):
       move: the direction of that move: the distance of each score, in its own unit.
       start: the weighted mean of |H_kk| at the initial scores, for scores that interact
         with others but do not compete; otherwise 0.
+      self_informed: whether the Fisher information F_kk of a score depends on the score
+        itself, as that of a rate does; False for a location, or without F.
     """
 
     competing: Bool[Array, " K"]
     move: Float[Array, " K"]
     start: Float[Array, " K"]
+    self_informed: Bool[Array, " K"]
 
 
 class Objective(NamedTuple):
@@ -245,6 +248,13 @@ def gradients(objective: Objective, scores: Float[Array, "K N"]):
     so that a row at its own minimum exerts no pull.
     """
     raw = _raw_gradients(without_minima(objective), scores)
+    return rest_at_minima(objective, scores, raw)
+
+
+def rest_at_minima(
+    objective: Objective, scores: Float[Array, "K N"], raw: Float[Array, "K N"]
+):
+    """Returns gradients that are zero where a score is the row's minimizer."""
     if objective.minimizer is None:
         return raw
     return _rest_at_minima(raw, scores, objective.minimizer)
@@ -283,10 +293,26 @@ def mean_hessian(
 ) -> Float[Array, "K K"]:
     """Returns the weighted mean of the Hessians of all rows.
 
-    Computes one column at a time as the derivative of the gradient along one score, so
-    that N Hessians are never in memory at once.
+    Unless rows are few, it computes one column at a time, as the derivative of the
+    gradient along one score: N Hessians are never in memory at once.
     """
+    if runs_in_stages() and scores.size * scores.shape[0] <= FEW:
+        # The Hessians are a program that is needed to find minimizers, too.
+        rows = _list_entries(hessian_matrices(objective, scores))
+        return _square(weighted_mean(rows, weights))
     return _mean_hessian(without_minima(objective), scores, weights)
+
+
+@elementwise
+def _list_entries(numpy, rows):
+    del numpy
+    return rows.reshape(len(rows), -1).T
+
+
+@elementwise
+def _square(numpy, entries):
+    num_scores = round(len(entries) ** 0.5)
+    return entries.reshape(num_scores, num_scores)
 
 
 @partial(stage, any_rounding=True)  # only the steps of a solver depend on it

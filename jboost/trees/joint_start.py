@@ -15,7 +15,6 @@ from jboost.entry.stages import (
     elementwise,
     for_branches,
     map_points,
-    repeat,
     repeat_while,
     stage,
 )
@@ -303,6 +302,7 @@ def _find_units(curvature, sizes):
 _SEARCHED_ROWS = 4096  # the most rows in the search along one score after another
 _SEARCHED_NUMBERS = 2**15  # limit on these rows times K
 _SWEEPS = 4  # searches over all K scores, before each run of Newton's method
+_HARDLY = 2.0**-8  # a move, relative to the score, that is left to Newton's method
 _TURNS = 6  # the most repetitions of searches and Newton's method
 _BALANCED = 1e-3  # |mean gradient| / mean |gradient| at a minimum
 # Shares of a path where its slopes are evaluated: the closer to an end, the denser.
@@ -460,14 +460,19 @@ def _search_along(objective, offset, weights, start):
     powers = 16.0 ** np.arange(-6, 9)
     grid = np.concatenate([-powers, [0.0], powers]).astype(np.float32)
 
-    def search(turn, c):
-        groups, k = _open_line(offset, weights, c, turn)
+    def unfinished(state):
+        numpy = for_branches()
+        more = numpy.asarray(state.turn) < _SWEEPS * num_scores
+        return more & (numpy.asarray(state.still) < num_scores)
+
+    def search(state):
+        groups, k = _open_line(offset, weights, state.point, state.turn)
         begin = _find_best(objective, groups, grid)
         moved, step = begin_at(groups, k, begin)
         found = locate_minima(objective, moved, step, np.ones(1, bool))
-        return _add_root(c, k, begin, found)
+        return _add_root(state, k, begin, found)
 
-    return repeat(_SWEEPS * num_scores, search, start)
+    return repeat_while(unfinished, search, _begin_search(start)).point
 
 
 @partial(stage, any_rounding=True)  # one program: there are thousands of values
@@ -482,10 +487,26 @@ def _open_line(offset, weights, c, turn):
     return one_group(offset + c[:, None], weights, k), k
 
 
+class _Search(NamedTuple):
+    """State of a search; ``still`` counts the last scores that hardly moved."""
+
+    turn: Int32[Array, ""]
+    still: Int32[Array, ""]
+    point: Float[Array, " K"]
+
+
+@elementwise
+def _begin_search(numpy, point) -> _Search:
+    return _Search(numpy.int32(0), numpy.int32(0), numpy.asarray(point))
+
+
 @stage
-def _add_root(c, k, begin, found):
+def _add_root(state, k, begin, found) -> _Search:
     root = jnp.where(found.strict | found.jump, found.point, 0.0)[0]
-    return c.at[k].add(begin + root)
+    moved = begin + root
+    still = jnp.abs(moved) <= _HARDLY * jnp.maximum(jnp.abs(state.point[k]), 1.0)
+    still = jnp.where(still, state.still + 1, 0)
+    return _Search(state.turn + 1, still, state.point.at[k].add(moved))
 
 
 class _Merit(NamedTuple):
