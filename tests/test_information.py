@@ -248,6 +248,51 @@ def test_coupling_is_that_of_the_information():
     assert coupling.competing.all()
 
 
+COUNTS = np.floor(np.exp(np.clip(Y, -2, 2))).astype(np.float32)
+
+
+@pytest.mark.parametrize(
+    ("make", "target", "expected"),
+    [
+        (D.normal, Y, (False, False)),  # 1 / scale^2, and 2
+        (D.student_t, Y, (False, False, True)),
+        (D.negative_binomial, COUNTS, (True, True)),
+        (D.weibull, np.exp(Y), (False, False)),  # shape^2, and 1.82
+        (Drawn, Y, (False, False)),  # by nodes
+    ],
+)
+def test_scores_that_their_own_information_depends_on(make, target, expected):
+    """Their rows are weighted alike; the others get the scale that others set."""
+    scores = jnp.full((len(expected), ROWS), 0.3)
+    objective = bind(L.likelihood(make), target, len(expected))
+    found = find_coupling(objective, scores, jnp.ones(ROWS)).self_informed
+    np.testing.assert_array_equal(found, expected)
+
+
+def test_a_single_score_weights_rows_alike():
+    """The logarithm of a Poisson rate: F = l'', which Newton's method takes."""
+
+    @jax.tree_util.register_dataclass
+    @dataclasses.dataclass
+    class Poisson:
+        score: Any
+
+        def log_prob(self, value):
+            return value * self.score - jnp.exp(self.score)
+
+        def fisher_information(self):
+            return jnp.exp(self.score)[None, None]
+
+    loss = L.likelihood(Poisson)
+    settings = FEW | dict(num_scores=1, init_score=0.5)
+    one, other = (
+        jb.fit(X, COUNTS, loss, curvature=policy, **settings)[0]
+        for policy in ("standardized", "fisher")
+    )
+    np.testing.assert_array_equal(one.feature, other.feature)
+    np.testing.assert_allclose(one.leaf_value, other.leaf_value, rtol=1e-5)
+
+
 @pytest.mark.parametrize("policy", ["standardized", "natural"])
 def test_units_of_scores_that_compete_do_not_matter(policy):
     """They share one unit of ``l2``, also where rows are weighted score by score."""

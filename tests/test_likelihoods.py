@@ -125,8 +125,9 @@ def test_degrees_of_freedom_of_normal_noise():
     far = jnp.stack([jnp.zeros(50), jnp.zeros(50), jnp.full(50, 30.0)])
     # No row knows anything of the degrees of freedom.
     information = jnp.full((3, 50), 1.0).at[2].set(0)
-    for second in (None, jnp.zeros((3, 50)), jnp.full((3, 50), jnp.nan)):
-        weighed = _weigh(far, information, jnp.ones(50), second, None)
+    second = jnp.zeros((3, 50))
+    for more in ((), (second,), (second * jnp.nan, np.zeros(3, bool))):
+        weighed = _weigh(far, information, *more)
         assert all(np.isfinite(each).all() for each in weighed)
 
 

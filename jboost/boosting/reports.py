@@ -57,8 +57,12 @@ def report_round(
     set_steps: tuple[Array, ...],
     in_bag: Bool[Array, " N"] | None,
     sizes: Float[Array, " G"] | None = None,
+    row_losses: Float[Array, " N"] | None = None,
 ) -> Report:
-    """Reports a round; ``in_bag`` is None if the trees learned from all rows."""
+    """Reports a round; ``in_bag`` is None if the trees learned from all rows.
+
+    ``row_losses`` are the losses of the training rows after it, if they are known.
+    """
     loss, constants, data = problem.loss, problem.constants, problem.data
     parameters = reported_parameters(loss, state)
     set_scores = [
@@ -68,6 +72,8 @@ def report_round(
     every = ((data, state.scores), *zip(sets, set_scores, strict=True))
     pairs = [
         weigh_losses(loss, constants, parameters, rows, scores, state.words)
+        if row_losses is None or rows is not data
+        else (row_losses, rows.weights)
         for rows, scores in every
     ]
     if in_bag is not None:

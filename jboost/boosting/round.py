@@ -313,10 +313,11 @@ def are_steps_kept(
     leaf: Int32[Array, "T N"],
     steps: Float[Array, "K N"],
     row_losses: Float[Array, " N"] | None,
-) -> Bool[Array, ""]:
+) -> tuple[Bool[Array, ""], Float[Array, " N"] | None]:
     """Returns whether "guarded" keeps the Newton steps of all leaves of a round.
 
-    ``steps`` are those after the round.
+    ``steps`` are those after the round. Also returns the loss of each row there, if it
+    was computed.
     """
 
     def check(task, tree, leaf, row_losses=None):
@@ -330,26 +331,26 @@ def are_steps_kept(
     if problem.method.share_structure:
         only = leaf[0]
         each = _split_scores(problem, plan, trees)
-        return jnp.all(jax.lax.map(lambda parts: check(*parts, leaf=only), each))
+        kept = jax.lax.map(lambda parts: check(*parts, leaf=only), each)
+        return jnp.all(kept), None
     if row_losses is None:
         row_losses = loss_values(bind_objective(problem, state), state.scores)
     each = plan.trees(), trees, leaf
     kept = map_scores(lambda parts: check(*parts, row_losses=row_losses), each)
-    lower = _lower_together(problem, state, plan, steps, row_losses)
-    return jnp.all(kept) & lower
+    if len(steps) == 1:  # its tree has been compared leaf by leaf
+        return jnp.all(kept), None
+    lower, after = _lower_together(problem, state, plan, steps, row_losses)
+    return jnp.all(kept) & lower, after
 
 
 def _lower_together(problem, state, plan, steps, before):
     """Returns whether the loss does not rise where the trees of all scores are added.
 
-    The tree of one score alone has been compared leaf by leaf. ``before`` is the loss
-    of each row before.
+    ``before`` is the loss of each row before; that after is returned, too.
     """
-    if len(steps) == 1:
-        return jnp.asarray(True)
     objective, weights = bind_objective(problem, state), plan.weights(problem.data)
     after = loss_values(objective, state._replace(steps=steps).scores)
-    return _is_lower(before, after, weights)
+    return _is_lower(before, after, weights), after
 
 
 def _is_lower(before, after, weights):
@@ -391,7 +392,7 @@ def shorten_together(
         share = jnp.where(share > 0.5**_HALVINGS, share / 2, 0.0)
         parts = _shrink(given, share), leaf, problem.data.values
         steps = add_leaves(state.steps, *parts)
-        return share, _lower_together(problem, state, plan, steps, before)
+        return share, _lower_together(problem, state, plan, steps, before)[0]
 
     start = jnp.float32(2), jnp.asarray(False)
     share, _ = jax.lax.while_loop(rises, halve, start)

@@ -385,6 +385,7 @@ def finish(
         grown = grown._replace(plan=grown.plan._replace(in_bag=all_rows))
     problem, plan, before = Problem(static, arrays), grown.plan, state
     trees, words, kept = grown.trees, grown.words, jnp.asarray(True)
+    after = None
     if options.solve:
         start = state
         if options.kind is not None and state.kinks is not None:
@@ -400,14 +401,15 @@ def finish(
         assert grown.state is not None and grown.set_steps is not None
         steps, set_steps = grown.state.steps, grown.set_steps
         if static.method.leaf_solver == "guarded":
-            kept = are_steps_kept(
+            kept, after = are_steps_kept(
                 problem, state, plan, trees, grown.leaf, steps, row_losses
             )
     state = advance(problem, state, plan, steps)
     in_bag = plan.in_bag if options.bagged else None
     report = report_round(
-        problem, options.keep, sets, before, state, set_steps, in_bag, stored.sizes
-    )
+        problem, options.keep, sets, before, state, set_steps, in_bag, stored.sizes,
+        after if static.loss.estimate is None else None,
+    )  # fmt: skip
     summary = Summary(report.losses, report.improvement, grown.all_finite, kept)
     made = RoundBuffers(pack(summary), report.snapshots, state.parameters, None)
     stored = stored._replace(sizes=None)

@@ -35,7 +35,6 @@ from jboost.objective.evaluation import (
 
 INFORMED = ("fisher", "standardized", "natural")  # policies that need an information
 _STREAM = np.uint32(0x85EBCA6B)  # keeps these random numbers apart from those of trees
-_PROBE = 6  # a step in a score is 2^-6 of its standard error
 _FLOOR = 1e-6  # least information of a row, relative to the weighted mean
 
 
@@ -110,9 +109,8 @@ def informed_derivatives(
     distribution is right; 1 for a score that its own F depends on, such as a rate or
     degrees of freedom: rows where F is great tell more about it. h is the greater of F
     and |l''|: F alone expects nothing from a row far away, such as 2 of the logarithm
-    of a normal scale where l'' is 2 z^2. l'' is a difference of gradients, see
-    :func:`_probe_slopes`. If scores interact, F is at least its mean at the start of
-    training, or four times its present mean, if that is less.
+    of a normal scale where l'' is 2 z^2. If scores interact, F is at least
+    its mean at the start of training, or four times its present mean, if that is less.
 
     ``"natural"`` and ``"standardized"`` need F of at least 1e-6 of its mean.
     """
@@ -124,7 +122,7 @@ def informed_derivatives(
     information = _raise_information(information, weights, start)
     if curvature == "natural":
         return _weigh(gradients(objective, scores), information)
-    gradient, second = _probe_slopes(without_minima(objective), scores)
+    gradient, second = _differentiate_twice(without_minima(objective), scores)
     gradient = rest_at_minima(objective, scores, gradient)
     alone = None if coupling is None else coupling.self_informed
     return _weigh(gradient, information, second, alone)
@@ -137,7 +135,7 @@ def _raise_information(information, weights, start):
 
 
 @stage
-def _probe_slopes(objective, scores):
+def _differentiate_twice(objective, scores):
     """Returns the gradient and the diagonal of the Hessian of every row.
 
     One program holds both once, and repeats them for each score: of likelihoods, they
@@ -145,19 +143,19 @@ def _probe_slopes(objective, scores):
     """
     num_scores, slope = len(scores), objective.loss.gradient
 
-    def probe(constants, score, target, parameters):
+    def of_row(constants, score, target, parameters):
         def differentiate(_, along):
             gradient, product = jax.jvp(
                 lambda score: slope(constants, score, target, parameters),
                 (score,), (along,),
             )  # fmt: skip
-            return gradient, jnp.sum(product * along)
+            return gradient, jnp.sum(jnp.where(along > 0, product, 0.0))
 
         along = jnp.eye(num_scores).reshape(num_scores, *score.shape)
         gradient, second = jax.lax.scan(differentiate, score, along)
         return jnp.stack([gradient, second.reshape(score.shape)])
 
-    gradient, second = map_rows(objective, probe, scores, _with_rows_last)
+    gradient, second = map_rows(objective, of_row, scores, _with_rows_last)
     return gradient, second
 
 

@@ -403,7 +403,9 @@ class ArrayRunner:
     def _find_row_losses(self, state, finish):
         """Returns the loss of each row if rounds need it and can pass it on."""
         problem, spread = self.job.problem, self.job.rows.spread
-        method, few = problem.method, state.steps.size <= FEW
+        method = problem.method
+        # The search for a start of several scores has compiled the program.
+        few = len(state.steps) == 1 and state.steps.size <= FEW
         guarded = method.leaf_solver == "guarded" and not method.share_structure
         adaptive = problem.loss.estimate is not None
         if few or adaptive or finish.solve or not guarded or spread is not None:
