@@ -56,6 +56,7 @@ def report_round(
     state: BoostState,
     set_steps: tuple[Array, ...],
     in_bag: Bool[Array, " N"] | None,
+    *,
     sizes: Float[Array, " G"] | None = None,
     row_losses: Float[Array, " N"] | None = None,
 ) -> Report:

@@ -407,8 +407,9 @@ def finish(
     state = advance(problem, state, plan, steps)
     in_bag = plan.in_bag if options.bagged else None
     report = report_round(
-        problem, options.keep, sets, before, state, set_steps, in_bag, stored.sizes,
-        after if static.loss.estimate is None else None,
+        problem, options.keep, sets, before, state, set_steps, in_bag,
+        sizes=stored.sizes,
+        row_losses=after if static.loss.estimate is None else None,
     )  # fmt: skip
     summary = Summary(report.losses, report.improvement, grown.all_finite, kept)
     made = RoundBuffers(pack(summary), report.snapshots, state.parameters, None)

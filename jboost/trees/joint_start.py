@@ -499,7 +499,7 @@ def _open_line(offset, weights, c, turn):
     return one_group(offset + c[:, None], weights, k), k
 
 
-class _Search(NamedTuple):
+class _Sweeps(NamedTuple):
     """State of a search; ``still`` counts the last scores that hardly moved."""
 
     turn: Int32[Array, ""]
@@ -508,17 +508,17 @@ class _Search(NamedTuple):
 
 
 @elementwise
-def _begin_search(numpy, point) -> _Search:
-    return _Search(numpy.int32(0), numpy.int32(0), numpy.asarray(point))
+def _begin_search(numpy, point) -> _Sweeps:
+    return _Sweeps(numpy.int32(0), numpy.int32(0), numpy.asarray(point))
 
 
 @stage
-def _add_root(state, k, begin, found) -> _Search:
+def _add_root(state, k, begin, found) -> _Sweeps:
     root = jnp.where(found.strict | found.jump, found.point, 0.0)[0]
     moved = begin + root
     still = jnp.abs(moved) <= _HARDLY * jnp.maximum(jnp.abs(state.point[k]), 1.0)
     still = jnp.where(still, state.still + 1, 0)
-    return _Search(state.turn + 1, still, state.point.at[k].add(moved))
+    return _Sweeps(state.turn + 1, still, state.point.at[k].add(moved))
 
 
 class _Merit(NamedTuple):
