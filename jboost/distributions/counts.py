@@ -63,20 +63,20 @@ class NegativeBinomial(Distribution):
         plain = (value <= _MANY) & (both > _RARE * total)
         share = divide(jnp.where(plain, value, 0) - self.mean, total)
         log_prob = both * jnp.log1p(jnp.where(plain, share, 0))
+        log_prob += _log_of_ratio(value, self.mean)
+        log_prob = jnp.where(plain, log_prob, self._log_prob_at(value))
         log_prob += log_gamma_excess(both) - log_gamma_excess(r)
-        log_prob += _divide_by_factorial(value, self.mean)
-        return within(inside, jnp.where(plain, log_prob, self._log_prob_at(value)))
+        return within(inside, log_prob - log_factorial_excess(value))
 
     def _log_prob_at(self, count):
-        """The same without terms that cancel: near a Poisson count, or far from it."""
+        """Terms that do not cancel: near a Poisson count, or far from it."""
         mean, r, some = self.mean, self.concentration, jnp.maximum(count, 1)
         both, total, away = r + count, r + mean, mean - count
-        near = _log_of_many(some, mean) - both * log_ratio_excess(total, both, away)
+        near = _log_of_near(some, mean) - both * log_ratio_excess(total, both, away)
         shares = jnp.log1p(divide(r, some)) - jnp.log1p(divide(r, mean))
-        far = count * shares + r * log_ratio(both, total) - log_factorial_excess(count)
+        far = count * shares + r * log_ratio(both, total)
         like_poisson = (count > 0) & (count * jnp.square(divide(away, mean)) < r)
-        excess = log_gamma_excess(both) - log_gamma_excess(r)
-        return excess + jnp.where(like_poisson, near, far)
+        return jnp.where(like_poisson, near, far)
 
     def cdf(self, value: Any) -> Array:
         """Returns the probability of counts up to ``value``."""
@@ -170,9 +170,9 @@ class ZeroInflatedPoisson(Distribution):
         value, rate = like(self.rate, value), self.rate
         inside = _are_counts(value)
         value = jnp.where(inside, value, 0)
-        counted = value - rate + _divide_by_factorial(value, rate)
-        many = _log_of_many(jnp.maximum(value, _MANY), rate)
-        counted = jnp.where(value > _MANY, many, counted)
+        counted = value - rate + _log_of_ratio(value, rate)
+        many = _log_of_near(jnp.maximum(value, _MANY), rate)
+        counted = jnp.where(value > _MANY, many, counted) - log_factorial_excess(value)
         # log(1 + exp(logit)) = -log(1 - gate)
         total = jax.nn.softplus(self.logit)
         zero = jnp.logaddexp(self.logit, -rate) - total
@@ -211,16 +211,14 @@ class ZeroInflatedPoisson(Distribution):
         return matrix(own, both, some * jnp.square(gate) * rest / zero)
 
 
-def _divide_by_factorial(count, mean):
-    """Returns log(mean^n exp(-n) / n!)."""
-    ratio = jnp.log(mean) - jnp.log(jnp.maximum(count, 1))
-    return count * ratio - log_factorial_excess(count)
+def _log_of_ratio(count, mean):
+    """Returns log((mean / n)^n); 0 for n = 0."""
+    return count * (jnp.log(mean) - jnp.log(jnp.maximum(count, 1)))
 
 
-def _log_of_many(count, mean):
-    """Returns log(mean^n exp(-mean) / n!), n > 0, without cancellation."""
-    ratio = log_ratio_excess(mean, count, mean - count)
-    return count * ratio - log_factorial_excess(count)
+def _log_of_near(count, mean):
+    """Returns log((mean / n)^n) + n - mean, n > 0, without cancellation."""
+    return count * log_ratio_excess(mean, count, mean - count)
 
 
 def _are_counts(value):

@@ -97,11 +97,13 @@ def trigamma_excess(x: Float[Array, "*n"]) -> Float[Array, "*n"]:
     return jnp.where(x > 10, series, jnp.square(small) * trigamma(small) - small)
 
 
+@jax.custom_jvp
 def log_gamma_excess(x: Float[Array, "*n"]) -> Float[Array, "*n"]:
     """Returns log Gamma(x) - x log x + x, which is small where log Gamma is large.
 
     Densities are sums of such terms and of products that cancel exactly (Loader 2000,
-    "Fast and accurate computation of binomial probabilities").
+    "Fast and accurate computation of binomial probabilities"). Derivatives are written
+    out: those of both branches would be most of a program.
     """
     large = jnp.maximum(x, 8.0)
     square = 1 / jnp.square(large)
@@ -111,8 +113,33 @@ def log_gamma_excess(x: Float[Array, "*n"]) -> Float[Array, "*n"]:
     exact = special.gammaln(small) - small * jnp.log(small) + small
     # log Gamma(x) = -log x - gamma x near 0.
     least = jnp.minimum(x, _LEAST)
-    limit = least * (1 - float(jnp.euler_gamma)) - (1 + least) * log(least)
+    limit = least * (1 - float(jnp.euler_gamma)) - (1 + least) * jnp.log(least)
     return jnp.where(x < _LEAST, limit, jnp.where(x > 8, series, exact))
+
+
+@log_gamma_excess.defjvp
+def _differentiate_excess(primals, tangents):
+    return log_gamma_excess(primals[0]), tangents[0] * _digamma_excess(primals[0])
+
+
+@jax.custom_jvp
+def _digamma_excess(x):
+    """Returns psi(x) - log x (Abramowitz and Stegun 6.3.18)."""
+    large = jnp.maximum(x, 8.0)
+    inverse = 1 / large
+    square = jnp.square(inverse)
+    series = square * (1 / 12 - square * (1 / 120 - square / 252))
+    small = jnp.minimum(x, 8.0)
+    exact = special.digamma(small) - jnp.log(small)
+    return jnp.where(x > 8, -inverse / 2 - series, exact)
+
+
+@_digamma_excess.defjvp
+def _differentiate_digamma_excess(primals, tangents):
+    """psi'(x) - 1 / x; tangents are of the size of x, and 1 / x^2 may be no float32."""
+    (x,), (moved,) = primals, tangents
+    inverse = _invert(x)
+    return _digamma_excess(x), inverse * (inverse * (trigamma_excess(x) * moved))
 
 
 def log_factorial_excess(count: Float[Array, "*n"]) -> Float[Array, "*n"]:
