@@ -136,27 +136,9 @@ def _raise_information(information, weights, start):
 
 @stage
 def _differentiate_twice(objective, scores):
-    """Returns the gradient and the diagonal of the Hessian of every row.
-
-    One program holds both once, and repeats them for each score: of likelihoods, they
-    take long to compile.
-    """
-    num_scores, slope = len(scores), objective.loss.gradient
-
-    def of_row(constants, score, target, parameters):
-        def differentiate(_, along):
-            gradient, product = jax.jvp(
-                lambda score: slope(constants, score, target, parameters),
-                (score,), (along,),
-            )  # fmt: skip
-            return gradient, jnp.sum(jnp.where(along > 0, product, 0.0))
-
-        along = jnp.eye(num_scores).reshape(num_scores, *score.shape)
-        gradient, second = jax.lax.scan(differentiate, score, along)
-        return jnp.stack([gradient, second.reshape(score.shape)])
-
-    gradient, second = map_rows(objective, of_row, scores, _with_rows_last)
-    return gradient, second
+    """Returns the gradient and the diagonal of the Hessian of every row."""
+    found = map_rows(objective, objective.loss.slopes, scores, _with_rows_last)
+    return found[0], found[1]
 
 
 def _with_rows_last(rows):

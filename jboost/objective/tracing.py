@@ -61,6 +61,8 @@ class TracedLoss:
       information: a program that takes (score, seed, ()) and returns the Fisher
         information of a likelihood; None for other losses.
       sampled: whether the information is an estimate from draws.
+      slopes: a program of the gradient and the diagonal of the Hessian of a likelihood
+        with an information, [2] or [2, K]; otherwise None.
       diagonal: the diagonal of the Hessian of many scores, where it is less work than
         the Hessian; otherwise None.
       num_scores: K; a score is a scalar for K = 1, otherwise a vector.
@@ -84,6 +86,7 @@ class TracedLoss:
     curvature: Program | None = None
     information: Program | None = None
     sampled: bool = False
+    slopes: Program | None = None
     separate: bool = False
     of_differences: bool = False
     diagonal: Program | None = None
@@ -150,7 +153,7 @@ def trace_loss(
     own = None
     if curvature is not None:
         own = _trace_curvature(curvature, arguments, constants, num_scores)
-    information, sampled = _trace_information(loss, score, constants)
+    likelihood = _trace_likelihood(loss, scalar_loss, arguments, constants)
     many = num_scores > MANY_SCORES
     diagonal = trace_diagonal(gradient, num_scores) if many else None
     depends = find_dependencies(hessian.jaxpr)
@@ -166,8 +169,7 @@ def trace_loss(
         piecewise_linear=num_scores == 1 and hessian.zero,
         reports_first=isinstance(loss, Adaptive) and loss.report == "first",
         curvature=own,
-        information=information,
-        sampled=sampled,
+        **likelihood,
         separate=is_sum(loss),
         of_differences=num_scores > 1 and needs_differences(value, constants),
         diagonal=diagonal,
@@ -179,7 +181,7 @@ def trace_loss(
 
 
 def _separate_products(loss):
-    names = "value", "gradient", "hessian", "curvature", "diagonal"
+    names = "value", "gradient", "hessian", "slopes", "curvature", "diagonal"
     programs = {name: getattr(loss, name) for name in names}
     return replace(loss, **{
         name: separate_products(program, 0)
@@ -187,16 +189,20 @@ def _separate_products(loss):
     })  # fmt: skip
 
 
-def _trace_information(loss, score, constants):
-    """Traces the information of a likelihood; returns whether it is sampled, too."""
-    found = None
+def _trace_likelihood(loss, scalar_loss, arguments, constants):
+    """Returns the fields of a likelihood with an information; {} for other losses."""
+    found, score = None, arguments[0]
     if isinstance(loss, Likelihood):
-        found = find_information(loss, score.size if score.shape else 1)
+        found = find_information(loss, score.size)
     if found is None:
-        return None, False
+        return {}
     seed = jax.ShapeDtypeStruct((2,), jnp.uint32)
-    program = trace_program(found.evaluate, (score, seed), constants)
-    return program, found.sampled
+    twice = _differentiate_twice(scalar_loss, score.size)
+    return dict(
+        information=trace_program(found.evaluate, (score, seed), constants),
+        sampled=found.sampled,
+        slopes=trace_program(twice, arguments, constants),
+    )
 
 
 def _hessian(function, num_scores):
@@ -209,6 +215,28 @@ def _hessian(function, num_scores):
         return jax.jvp(lambda s: slope(s, *rest), (score,), (jnp.ones_like(score),))[1]
 
     return second_derivative
+
+
+def _differentiate_twice(function, num_scores):
+    """Returns a function of one row for the gradient and the diagonal of the Hessian.
+
+    Both stand there once, repeated for each score: those of densities take long to
+    compile.
+    """
+
+    def evaluate(score, *rest):
+        def differentiate(_, along):
+            gradient, product = jax.jvp(
+                lambda score: jax.grad(function)(score, *rest), (score,), (along,)
+            )
+            return gradient, jnp.sum(jnp.where(along > 0, product, 0.0))
+
+        along = jnp.eye(num_scores, dtype=score.dtype)
+        along = along.reshape(num_scores, *score.shape)
+        gradient, second = jax.lax.scan(differentiate, score, along)
+        return jnp.stack([gradient, second.reshape(score.shape)])
+
+    return evaluate
 
 
 def _describe_tree(tree):
