@@ -189,7 +189,7 @@ def _separate_products(loss):
     })  # fmt: skip
 
 
-def _trace_likelihood(loss, scalar_loss, arguments, constants):
+def _trace_likelihood(loss, scalar_loss, arguments, constants) -> dict[str, Any]:
     """Returns the fields of a likelihood with an information; {} for other losses."""
     found, score = None, arguments[0]
     if isinstance(loss, Likelihood):
