@@ -8,7 +8,7 @@ the values -(sum_i w_i H_i + l2)^-1 sum_i w_i g_i; see :mod:`jboost.trees.joint`
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -59,7 +59,7 @@ from jboost.trees.leaves import (
 from jboost.trees.limits import TreeLimits
 from jboost.trees.slopes import add_leaves, fit_slopes, limit_slopes, list_terms
 from jboost.trees.splitting import UNBOUNDED
-from jboost.trees.tree import LeafSums, Tree
+from jboost.trees.tree import LeafSums, Slopes, Tree
 
 
 def shaping_derivatives(
@@ -591,6 +591,21 @@ def _multiply_by(triangles, num_scores):
 STRUCTURE = "structure of trees"  # reverse mode keeps it, besides the state
 
 
+class GivenLeaves(NamedTuple):
+    """The leaves of a round's trees, for new values.
+
+    Attributes:
+      leaf: the leaf of each row in each tree.
+      leaf_value, slopes: the old values; an empty leaf keeps them.
+      decay: the share of the old values that other leaves keep.
+    """
+
+    leaf: Int32[Array, "T N"]
+    leaf_value: Float[Array, "K L"]
+    slopes: Slopes | None
+    decay: Float[Array, ""]
+
+
 def grow_round(
     problem: Problem, learning_rate: Float[ArrayLike, ""], state: BoostState
 ) -> tuple[BoostState, Tree, Bool[Array, " N"]]:
@@ -610,11 +625,12 @@ def grow_trees(
     state: BoostState,
     plan: RoundPlan,
     fit: tuple[Any, Any] | None,
+    given: GivenLeaves | None = None,
 ) -> tuple[Tree, Int32[Array, "T N"]]:
     """Grows the trees of a round, sums the derivatives in their leaves, fits slopes.
 
     ``fit`` holds the learning rate, and the ``pointed`` of :func:`fit_trees`, if leaf
-    values are computed here.
+    values are computed here. If leaves are ``given``, trees have no splits.
     """
 
     def grow(task):
@@ -627,7 +643,9 @@ def grow_trees(
         terms = list_own_terms(problem, tree)
         return add_slopes(problem, state, plan, task, tree, leaf, terms), leaf
 
-    if problem.method.share_structure:
+    if given is not None:
+        trees, leaf = _sum_given(problem, state, plan, given), given.leaf
+    elif problem.method.share_structure:
         tree, leaf = grow(plan.structure())
         trees = sum_shared_leaves(problem.data, plan, tree, leaf)
         terms = list_own_terms(problem, tree)
@@ -638,7 +656,67 @@ def grow_trees(
     if fit is not None:
         rate, pointed = fit
         trees = fit_trees(problem, rate, state, plan, trees, leaf, pointed)
+        trees = trees if given is None else mix_leaves(trees, given)
     return trees, leaf
+
+
+def _sum_given(problem, state, plan, given):
+    """Returns trees of given leaves, with their sums and the slopes of their terms."""
+    leaf, terms = given.leaf, None if given.slopes is None else given.slopes.feature
+
+    def make_tree(values, limits):
+        none: Any = None
+        bounds = None
+        if limits.values is not None:
+            bounds = jnp.broadcast_to(limits.values.bounds, (len(values), 2))
+        return Tree(none, none, none, values, bounds=bounds)
+
+    if problem.method.share_structure:
+        tree = make_tree(given.leaf_value[0], plan.limits._replace(values=None))
+        trees = sum_shared_leaves(problem.data, plan, tree, leaf[0])
+        own = None if terms is None else terms[0]
+        return add_shared_slopes(problem, state, plan, trees, leaf[0], own)
+
+    def sum_tree(parts):
+        leaf, values, task, terms = parts
+        tree = make_tree(values, shaping_limits(plan, task))
+        tree = sum_leaves(problem, plan, task, tree, leaf)
+        return add_slopes(problem, state, plan, task, tree, leaf, terms)
+
+    return map_scores(sum_tree, (leaf, given.leaf_value, plan.trees(), terms))
+
+
+def mix_leaves(trees: Tree, given: GivenLeaves) -> Tree:
+    """Returns the trees with the old values where leaves are empty, and their share."""
+    assert trees.sums is not None
+    decay, slopes, before = given.decay, trees.slopes, given.slopes
+    filled = trees.sums.weight > 0
+    if slopes is not None and before is not None:
+        # With decay around the old centers, so that old and new terms can be added.
+        moved = round_alone(slopes.slope * (before.center - slopes.center))
+        moved = jnp.sum(jnp.where(slopes.feature >= 0, moved, 0.0), axis=-1)
+        moved = trees.leaf_value + jnp.where(decay > 0, moved, 0.0)
+        slopes = Slopes(
+            jnp.where(decay > 0, before.feature, slopes.feature),
+            mix(decay, before.slope, slopes.slope),
+            jnp.where(decay > 0, before.center, slopes.center),
+        )
+        # One tree of all scores has the same terms for each.
+        keep = filled
+        if len(slopes.feature) != len(filled):
+            keep = jnp.any(filled, axis=0, keepdims=True)
+        slopes = jax.tree.map(
+            lambda new, before: jnp.where(keep[..., None], new, before), slopes, before
+        )
+        trees = trees._replace(leaf_value=moved, slopes=slopes)
+    mixed = mix(decay, given.leaf_value, trees.leaf_value)
+    return trees._replace(leaf_value=jnp.where(filled, mixed, given.leaf_value))
+
+
+def mix(decay: Any, old: Any, new: Any) -> Any:
+    """Returns ``decay`` of the old values and the rest of the new ones."""
+    # Without decay to the bit, with the sign of a zero.
+    return jnp.where(decay > 0, decay * old + (1 - decay) * new, new)
 
 
 def fit_trees(

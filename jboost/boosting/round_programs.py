@@ -31,11 +31,13 @@ from jboost.boosting.first_sums import SumGuesses
 from jboost.boosting.method import Method, Numbers
 from jboost.boosting.reports import add_to_sets, report_round
 from jboost.boosting.round import (
+    GivenLeaves,
     advance,
     are_steps_kept,
     count_round,
     fit_trees,
     grow_trees,
+    mix_leaves,
 )
 from jboost.boosting.state import Arrays, BoostState, Data, Problem, Static
 from jboost.entry.collectives import every
@@ -118,13 +120,15 @@ def take_parts(
 class RoundInputs(NamedTuple):
     """Inputs that differ from round to round: state and steps before it.
 
-    ``entry`` is the index of the round in the buffers.
+    ``entry`` is the index of the round in the buffers. ``given`` are leaves that only
+    need new values.
     """
 
     state: BoostState
     set_steps: tuple[Float[Array, "K N"], ...]
     rate: Float[Array, ""]
     entry: Int32[Array, ""]
+    given: GivenLeaves | None = None
 
 
 class GrowOperands(NamedTuple):
@@ -269,7 +273,7 @@ def grow(
     ``steps`` says whether leaf values are Newton steps, so that no loss is needed for
     them. The state is one of :func:`without_loss`.
     """
-    (numbers, data, sets), (state, set_steps, rate, entry) = growth, turn
+    (numbers, data, sets), (state, set_steps, rate, entry, given) = growth, turn
     static: Any = Static(None, method)  # type: ignore[arg-type]
     problem = Problem(static, Arrays((), numbers, data))
     state = state._replace(sizes=derived.sizes, lost=derived.lost)
@@ -278,7 +282,7 @@ def grow(
     plan = start_round(problem, scaling, state, raw)
 
     fit = (rate, False) if steps else None
-    trees, leaf = grow_trees(problem, state, plan, fit)
+    trees, leaf = grow_trees(problem, state, plan, fit, given)
     after, new_steps = None, None
     if steps:
         after = count_round(
@@ -379,7 +383,7 @@ def finish(
     ``options.solve``, else the parameters of an adaptive loss; the buffers with this
     round; and ``row_losses``, the losses of the training rows, after the round.
     """
-    state, set_steps, rate, entry = turn
+    state, set_steps, rate, entry, given = turn
     if not options.bagged:
         all_rows: Any = None
         grown = grown._replace(plan=grown.plan._replace(in_bag=all_rows))
@@ -393,6 +397,7 @@ def finish(
         trees = fit_trees(
             problem, rate, start, plan, trees, grown.leaf, options.pointed
         )
+        trees = trees if given is None else mix_leaves(trees, given)
         words = _store(words, pack(trees), entry)
         table = problem.data.values
         steps = add_leaves(state.steps, trees, grown.leaf, table)

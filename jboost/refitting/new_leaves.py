@@ -13,6 +13,7 @@ from jaxtyping import ArrayLike, Shaped
 
 from jboost import losses
 from jboost.boosting.method import initial_scores
+from jboost.boosting.round import mix
 from jboost.boosting.settings import (
     LeafSettings,
     learning_rates,
@@ -29,7 +30,7 @@ from jboost.tables.domains import check_domain, warn_of_collisions
 from jboost.tables.frames import read_frame
 from jboost.tables.sparse import is_sparse
 from jboost.tables.targets import check_weights
-from jboost.training.leaf_rounds import mix, refit_rounds
+from jboost.training.leaf_rounds import refit_rounds
 from jboost.training.preparing import make_leaf_job
 from jboost.training.request import may_pad_rows
 from jboost.training.rows import PaddedRows, put_grouped_rows

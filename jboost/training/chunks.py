@@ -6,7 +6,7 @@ With few rows, or on a GPU, the host waits once per chunk.
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
@@ -18,6 +18,7 @@ from tqdm import tqdm
 from jboost.boosting.derivatives import choose_scaling
 from jboost.boosting.method import Method
 from jboost.boosting.reports import no_sizes
+from jboost.boosting.round import GivenLeaves
 from jboost.boosting.round_programs import (
     GrowOperands,
     IncludeFallbacks,
@@ -238,7 +239,10 @@ class ArrayRunner:
 
     most_rounds = MOST_ROUNDS
 
-    def __init__(self, job: Job):
+    def __init__(self, job: Job, refits: bool = False):
+        """Prepares for rounds; if it ``refits``, ``given`` has the leaves of each."""
+        self.given: Sequence[GivenLeaves | None] = [None] * MOST_ROUNDS
+        self._refits = refits
         arrays = job.problem.arrays
         self.job = job
         self._programs: dict[Any, Any] = {}
@@ -294,11 +298,12 @@ class ArrayRunner:
         row_losses = self._find_row_losses(state, options.finish)
         grown, many = None, self._has_many(state.steps)
         here = is_on_cpu(state.steps)
-        for rate, entry in zip(rates, self._entries, strict=False):
+        each = zip(rates, self._entries, self.given, strict=False)
+        for rate, entry, given in each:
             self._tidy(state.steps)
             changed, derived = run_derive(self._rows, state)
             state = state if changed is None else changed
-            turn = RoundInputs(state, set_steps, rate, entry)
+            turn = RoundInputs(state, set_steps, rate, entry, given)
             bare = turn._replace(state=without_loss(state))
             self._tidy(state.steps)
             if many and here and grown is not None:
@@ -357,13 +362,19 @@ class ArrayRunner:
         if key not in self._programs:
             make, spread = compiled, self.job.rows.spread
             if spread is not None:
-                make = partial(compile_round, spread)
+                make = partial(compile_round, spread, self._refits)
             program = make(function, *static, **options)
             self._programs[key] = program.of_one_shape()
         return self._programs[key]
 
     def _one_round_trees(self, position):
         """Returns arrays like the trees of a round."""
+        given = self.given[0]
+        if given is not None:
+            none: Any = None
+            values: Any = given.leaf_value
+            sums = LeafSums(values, values, values, values[:, 0])
+            return Tree(none, none, none, values, sums, slopes=given.slopes)
         trees = no_trees(self.job.problem.method, len(position.state.steps), 1)
         return jax.tree.map(lambda array: array[0], trees)
 

@@ -16,6 +16,7 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array
 
 from jboost.boosting.derivatives import RoundPlan, RowDerivatives
+from jboost.boosting.round import GivenLeaves
 from jboost.boosting.round_programs import (
     Derived,
     FinishOptions,
@@ -193,32 +194,40 @@ def compile_for_rows(
 
 
 def compile_round(
-    spread: RowLayout, function: Callable[..., Any], *static: Any, **options: Any
+    spread: RowLayout,
+    given: bool,
+    function: Callable[..., Any],
+    *static: Any,
+    **options: Any,
 ) -> Compiled:
-    """Compiles a program of :mod:`jboost.boosting.round_programs` for every shard."""
-    specs, results = _ROUND[function.__name__](spread.shards, static)
+    """Compiles a program of :mod:`jboost.boosting.round_programs` for every shard.
+
+    ``given`` says whether rounds have leaves.
+    """
+    turn = _turn(spread.shards, given)
+    specs, results = _ROUND[function.__name__](spread.shards, static, turn)
     return compile_shards(function, static, spread, specs, results, **options)
 
 
-def _spec_derive(shards, static):
+def _spec_derive(shards, static, _):
     changes = static[0].loss.estimate is not None
     state = spec_of_state(shards) if changes else EVERYWHERE  # the spec of None
     return (spec_of_arrays(shards), spec_of_state(shards)), (state, _derived(shards))
 
 
-def _spec_grow(shards, static):
+def _spec_grow(shards, static, turn):
     *_, steps = static
     data = spec_of_data(shards)
     growth = fill_spec(GrowOperands, data=data, sets=data)
-    specs = (growth, _turn(shards), _derived(shards), EVERYWHERE)
+    specs = (growth, turn, _derived(shards), EVERYWHERE)
     return specs, _grown(shards, steps)
 
 
-def _spec_finish(shards, static):
+def _spec_finish(shards, static, turn):
     options = next(each for each in static if isinstance(each, FinishOptions))
     stored = fill_spec(RoundBuffers, snapshots=P(None, *rows_of(shards, 1)))
     grown = _grown(shards, not options.solve)
-    specs = (spec_of_arrays(shards), spec_of_data(shards), _turn(shards), grown)
+    specs = (spec_of_arrays(shards), spec_of_data(shards), turn, grown)
     solved = (spec_of_state(shards), rows_of(shards, 1), EVERYWHERE)
     found = solved if options.solve else EVERYWHERE
     return (*specs, stored, EVERYWHERE), (found, stored, EVERYWHERE)
@@ -236,9 +245,12 @@ def _derived(shards):
     return fill_spec(Derived, raw=rows_of(shards, 1))
 
 
-def _turn(shards):
+def _turn(shards, given):
     columns = rows_of(shards, 1)
-    return fill_spec(RoundInputs, state=spec_of_state(shards), set_steps=columns)
+    leaves = fill_spec(GivenLeaves, leaf=columns) if given else EVERYWHERE
+    return fill_spec(
+        RoundInputs, state=spec_of_state(shards), set_steps=columns, given=leaves
+    )
 
 
 def _grown(shards, steps):
