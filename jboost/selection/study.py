@@ -21,7 +21,8 @@ from tqdm import tqdm
 
 from jboost.boosting.method import Numbers
 from jboost.boosting.reports import mean_loss, weigh_losses
-from jboost.boosting.round import grow_round
+from jboost.boosting.round import grow_round, step_round
+from jboost.boosting.round_programs import IncludeFallbacks, choose_options
 from jboost.boosting.state import (
     Arrays,
     BoostState,
@@ -37,6 +38,7 @@ from jboost.codes.bins import Bins
 from jboost.entry.context import current_implementation
 from jboost.entry.decorators import fetch
 from jboost.entry.programs import FULL, compiled
+from jboost.entry.stages import run_in_stages, stage
 from jboost.numerics.arrays import padded_size
 from jboost.objective.evaluation import Objective, loss_values
 from jboost.objective.faults import warn_of_lost_rows
@@ -130,6 +132,7 @@ class Rounds(NamedTuple):
       split: whether a tree has a split.
       scores: scores of the watched rows after each round.
       parameters: parameters of an adaptive loss after each round; () for other losses.
+      kept: whether :func:`jboost.boosting.round.grow_round` makes the same rounds.
     """
 
     state: BoostState
@@ -139,6 +142,7 @@ class Rounds(NamedTuple):
     split: Bool[Array, " R"]
     scores: Float[Array, "R K M"]
     parameters: Any
+    kept: Bool[Array, ""]
 
 
 def _pad_runs(number: int, mesh: Mesh | None = None) -> int:
@@ -205,26 +209,56 @@ def _over_runs(function: Callable[..., Any], operands: Any) -> Any:
     return jax.vmap(function)(*operands)
 
 
-def _start_runs(loss, method, shared, runs):
-    minimizer = None
-    if all(constant is not None for constant in shared.constants):
-        minimizer = own_minimizers(loss, shared.constants, shared.data)
+def _start_in_stages(loss, shared, runs):
+    """Starts one run after the other, by small programs that ``fit`` starts with, too.
 
-    def start_run(run):
-        data, constants = _data_of(shared, run), _constants_of(shared, run)
-        start = StartPoint(run.init_score, shared.words, minimizer)
-        state, _ = start_state(loss, constants, data, start)
-        if isinstance(loss, GroupLoss):
-            return state, _find_group_doubt(loss, constants, shared.data, state)
-        objective = Objective(loss, constants, data.targets, state.parameters, None)
-        values = loss_values(objective, state.scores)
-        bad = ~jnp.isfinite(values) & (shared.data.weights > 0)
-        row = jnp.argmax(bad).astype(jnp.int32)
-        objective = objective._replace(minimizer=state.minimizer)
-        endless = is_unbounded(objective, state.scores, data.weights)
-        return state, StartCheck(jnp.any(bad), row, values[row], endless)
+    Runs with the same rows, constants and initial score share a start.
+    """
+    number, found = len(runs.fold), {}
+    shared = shared._replace(data=shared.data._replace(codes=None))
+    starts = (runs.fold, runs.constants, runs.init_score)
+    names = [
+        repr(jax.tree.map(lambda a, i=i: a[i].tobytes(), starts)) for i in range(number)
+    ]
+    with run_in_stages():
+        shared = jax.device_put(shared)
+        minimizer = _own_minimizer(loss, shared)
+        for i, name in enumerate(names):
+            if name not in found:
+                run = jax.tree.map(lambda array, i=i: array[i], runs)
+                found[name] = fetch(_start_run(loss, shared, minimizer, run))
+    return jax.tree.map(lambda *each: np.stack(each), *(found[name] for name in names))
 
-    return _over_runs(start_run, (runs,))
+
+def _start_runs(loss, shared, runs):
+    minimizer = _own_minimizer(loss, shared)
+    return _over_runs(partial(_start_run, loss, shared, minimizer), (runs,))
+
+
+def _own_minimizer(loss, shared):
+    if any(constant is None for constant in shared.constants):
+        return None
+    return own_minimizers(loss, shared.constants, shared.data)
+
+
+def _start_run(loss, shared, minimizer, run):
+    data, constants = _data_of(shared, run), _constants_of(shared, run)
+    start = StartPoint(run.init_score, shared.words, minimizer)
+    state, _ = start_state(loss, constants, data, start)
+    if isinstance(loss, GroupLoss):
+        return state, _find_group_doubt(loss, constants, shared.data, state)
+    objective = Objective(loss, constants, data.targets, state.parameters, None)
+    values = loss_values(objective, state.scores)
+    objective = objective._replace(minimizer=state.minimizer)
+    endless = is_unbounded(objective, state.scores, data.weights)
+    return state, _doubt(shared.data.weights, values, endless)
+
+
+@stage
+def _doubt(weights, values, endless):
+    bad = ~jnp.isfinite(values) & (weights > 0)
+    row = jnp.argmax(bad).astype(jnp.int32)
+    return StartCheck(jnp.any(bad), row, values[row], jnp.asarray(endless))
 
 
 def _find_group_doubt(loss, constants, data, state):
@@ -239,7 +273,9 @@ def _find_group_doubt(loss, constants, data, state):
     return StartCheck(jnp.any(bad), row, values[at], jnp.asarray(False))
 
 
-def _run_rounds(loss, method, keeps_trees, shared, runs, rates, counts, state):
+def _run_rounds(loss, method, keeps_trees, options, shared, runs, rates, counts, state):
+    solve, smooth = options.finish.solve, options.smooth
+
     def make(run, rates, count, state):
         data, constants = _data_of(shared, run), _constants_of(shared, run)
         problem = Problem(Static(loss, method), Arrays(constants, run.numbers, data))
@@ -252,7 +288,11 @@ def _run_rounds(loss, method, keeps_trees, shared, runs, rates, counts, state):
             )
 
         def one_round(number, made):
-            after, trees, _ = grow_round(problem, rates[number], made.state)
+            operands, kept = (problem, rates[number], made.state), jnp.asarray(True)
+            if solve:
+                after, trees, _ = grow_round(*operands)
+            else:
+                after, trees, kept = step_round(*operands, smooth)
             losses = [measure(after, part) for part in (data, held_out)]
 
             def store(buffer, value):
@@ -266,6 +306,7 @@ def _run_rounds(loss, method, keeps_trees, shared, runs, rates, counts, state):
                 split=store(made.split, has_split(trees)),
                 scores=store(made.scores, after.scores[:, shared.watched[run.fold]]),
                 parameters=jax.tree.map(store, made.parameters, after.parameters),
+                kept=made.kept & kept,
             )
 
         empty = _no_rounds(method, keeps_trees, shared.watched.shape[1], state)
@@ -292,6 +333,7 @@ def _no_rounds(method, keeps_trees, num_watched, state):
         parameters=jax.tree.map(
             lambda a: jnp.zeros((MOST_ROUNDS, *a.shape), a.dtype), state.parameters
         ),
+        kept=jnp.asarray(True),
     )
 
 
@@ -304,12 +346,16 @@ def _repeat_rows(data, counts):
     """Multiplies weights by counts; 0 for negative counts."""
     groups = data.groups
     if groups is None or groups.weights is None:
-        weights = jnp.maximum(counts, 0).astype(jnp.float32) * data.weights
-        return data._replace(weights=weights)
+        return data._replace(weights=_count_weights(data.weights, counts))
     # The loss weighs rows itself; the core's weights only mark the rows that count.
     own = jnp.maximum(counts, 1).astype(jnp.float32) * groups.weights
     weights = jnp.where(counts > 0, data.weights, 0.0)
     return data._replace(weights=weights, groups=replace(groups, weights=own))
+
+
+@stage
+def _count_weights(weights, counts):
+    return jnp.maximum(counts, 0).astype(jnp.float32) * weights
 
 
 def _constants_of(shared, run):
@@ -454,19 +500,26 @@ def _run_block(
     shared = _share(study, constants)
     num_folds = len(study.folds.train)
     runs = _stack_runs(points, own, num_folds, study.mesh)
-    state, doubt = _compile(study.mesh, _start_runs, loss, method)(shared, runs)
+    if study.mesh is None and current_implementation() == "cpu" and not loss.coupled:
+        state, doubt = _start_in_stages(loss, shared, runs)
+    else:
+        state, doubt = _compile(study.mesh, _start_runs, loss)(shared, runs)
     begun = _by_point((state.init_score, state.parameters), curves)
     for index, curve in enumerate(curves):
         curve.init_score, parameters = jax.tree.map(lambda a: a[index], begun)  # noqa: B023
         curve.parameters = [parameters]
     _check_start(study, points, state, fetch(doubt))
-    run_rounds = _compile(study.mesh, _run_rounds, loss, method, study.keeps_models)
+    find_program = partial(_find_program, study, points[0].problem, method, state)
+    whole = False
     take_run = partial(_take_run, study, points, shared, runs)
     done, split = 0, np.zeros(len(points) * num_folds, bool)
     for first, count in pace_rounds(num_rounds):
         rates, counts = _plan(points, curves, len(runs.fold), first, count)
-        made = run_rounds(shared, runs, rates, counts, state)
+        made = find_program(whole)(shared, runs, rates, counts, state)
         wait_for(made.losses, count)
+        if not (whole or np.all(made.kept)):
+            whole = True  # a fallback that one round needs will be needed again
+            made = find_program(whole)(shared, runs, rates, counts, state)
         if first == 0:
             moved = np.asarray(made.moved)[: len(split), 0]
             for number in np.flatnonzero(~moved).tolist():
@@ -490,6 +543,16 @@ def _run_block(
         place = f" in fold {fold}{points[index].name}"
         operands = curves[index], *take_run(state, number)
         curves[index].idle = describe_no_split(*operands, place=place)
+
+
+def _find_program(study, problem, method, state, whole):
+    """Returns the program of rounds; not ``whole``, it may find that steps fail."""
+    fallbacks = IncludeFallbacks(derive=whole, finish=whole)
+    flags = state._replace(kinks=None, pointed=np.any(state.pointed))
+    options = choose_options(problem, flags, (False, False), fallbacks)
+    return _compile(
+        study.mesh, _run_rounds, problem.loss, method, study.keeps_models, options
+    )
 
 
 def _split_constants(constants):
