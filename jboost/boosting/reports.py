@@ -71,12 +71,16 @@ def report_round(
         for rows, steps in zip(sets, set_steps, strict=True)
     ]
     every = ((data, state.scores), *zip(sets, set_scores, strict=True))
-    pairs = [
-        weigh_losses(loss, constants, parameters, rows, scores, state.words)
-        if row_losses is None or rows is not data
-        else (row_losses, rows.weights)
-        for rows, scores in every
-    ]
+    # Sets without codes are the training rows, with other weights.
+    alike = not isinstance(loss, GroupLoss)
+    pairs = []
+    for rows, scores in every:
+        if row_losses is not None and alike and (rows is data or rows.codes is None):
+            pair = row_losses, rows.weights
+        else:
+            pair = weigh_losses(loss, constants, parameters, rows, scores, state.words)
+        row_losses = pair[0] if rows is data else row_losses
+        pairs.append(pair)
     if in_bag is not None:
         pairs.append(_improvements(loss, constants, data, ~in_bag, before, state))
     means, sizes = weighted_means(pairs, sizes)

@@ -620,33 +620,6 @@ def grow_round(
     return add_trees(problem, state, plan, trees, leaf), trees, plan.in_bag
 
 
-def step_round(
-    problem: Problem,
-    learning_rate: Float[ArrayLike, ""],
-    state: BoostState,
-    smooth: bool | None,
-) -> tuple[BoostState, Tree, Bool[Array, ""]]:
-    """Makes one round by Newton steps, in a shorter program than :func:`grow_round`.
-
-    Returns whether that would make the same round: the leaf solver keeps all steps, and
-    ``smooth``, that of :func:`differentiate`, lost no derivative.
-    """
-    state, raw = differentiate(problem, state, smooth)
-    plan = start_round(problem, choose_scaling(problem), state, raw)
-    method = problem.method
-    guarded = method.leaf_solver == "guarded"
-    solver: Any = "hessian" if guarded else method.leaf_solver
-    static = problem.static._replace(method=replace(method, leaf_solver=solver))
-    stepping = problem._replace(static=static)
-    trees, leaf = grow_trees(stepping, state, plan, (learning_rate, False))
-    after = add_trees(problem, state, plan, trees, leaf)
-    kept = state.lost[1] == 0
-    if guarded:
-        parts = problem, state, plan, trees, leaf, after.steps, None
-        kept = kept & are_steps_kept(*parts)[0]
-    return after, trees, kept
-
-
 def grow_trees(
     problem: Problem,
     state: BoostState,

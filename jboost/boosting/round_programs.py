@@ -354,7 +354,7 @@ def choose_options(
             kind = int(kinks.kind)
         policies = {method.curvature, method.leaf_curvature}
         looks = not loss.quadratic and bool(policies & {"auto", "secant"})
-        known = state.minimizer is not None and not np.all(state.endless)
+        known = state.minimizer is not None and not np.all(np.asarray(state.endless))
         if looks and known:
             smooth = True
         elif not whole.derive and not loss.piecewise_linear:

@@ -2,6 +2,7 @@
 """The common part of cross-validation and sweeps: checks, data on devices, curves."""
 
 import inspect
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
@@ -22,7 +23,7 @@ from jboost.losses import Adaptive
 from jboost.objective.group_tracing import estimate_in_group, read_inputs
 from jboost.objective.tracing import name_of, needs_groups
 from jboost.selection.folds import check_whole_groups, make_folds
-from jboost.selection.study import Curve, Point, Study, run_points, same_loss
+from jboost.selection.study import Curve, Point, Study, run_points, same_bits
 from jboost.tables.domains import check_domain
 from jboost.tables.frames import RowSource
 from jboost.tables.groups import RowGroups, make_groups, take_first_group
@@ -202,7 +203,9 @@ def compare(
         own = each_settings[index]
         name = f" of points[{index}], {point}" if point else ""
         made.append(_make_point(name, each, own, given, study, metrics))
-    if study.by.name == "loss" and not all(same_loss(made[0], each) for each in made):
+    if study.by.name == "loss" and not all(
+        _have_one_loss(made[0], each) for each in made
+    ):
         raise ValueError(
             "by must name a metric if points differ in their loss, because values of "
             f"different losses cannot be compared, got {show(request.by)}"
@@ -375,3 +378,19 @@ def average(values: Float[np.ndarray, "folds R"]):
     if count < 2:
         return values.mean(axis=0), np.full(values.shape[1], np.nan)
     return values.mean(axis=0), values.std(axis=0, ddof=1) / np.sqrt(count)
+
+
+def _have_one_loss(one: Point, other: Point) -> bool:
+    """Returns whether two points have the same loss with the same constants."""
+    loss, other_loss = one.problem.loss, other.problem.loss
+    if loss.coupled:
+        if loss != other_loss:
+            return False
+        programs = [*loss.values, *filter(None, [loss.estimate])]
+    else:
+        if replace(loss, curvature=None) != replace(other_loss, curvature=None):
+            return False
+        programs = [each for each in (loss.value, loss.estimate) if each is not None]
+    used = {index for program in programs for index in program.constants}
+    constants = one.problem.constants, other.problem.constants
+    return all(same_bits(*(each[i] for each in constants)) for i in used)
