@@ -293,11 +293,12 @@ def mean_hessian(
 ) -> Float[Array, "K K"]:
     """Returns the weighted mean of the Hessians of all rows.
 
-    Unless rows are few, it computes one column at a time, as the derivative of the
-    gradient along one score: N Hessians are never in memory at once.
+    Computes one column at a time, as the derivative of the gradient along one score: N
+    Hessians are in memory at once only if they are few.
     """
-    if runs_in_stages() and scores.size * scores.shape[0] <= FEW:
-        # The Hessians are a program that is needed to find minimizers, too.
+    few = scores.size * scores.shape[0] <= FEW
+    if runs_in_stages() and few and objective.loss.information is not None:
+        # Likelihoods take long to compile, and this program finds minimizers, too.
         rows = _list_entries(hessian_matrices(objective, scores))
         return _square(weighted_mean(rows, weights))
     return _mean_hessian(without_minima(objective), scores, weights)
