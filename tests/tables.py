@@ -36,6 +36,20 @@ def make_regression(seed=0, noise=0.3):
     return x, y.astype(np.float32)
 
 
+class Classes:
+    """Classes as a distribution, for losses.likelihood."""
+
+    def __init__(self, score):
+        self.logits = jax.nn.log_softmax(score)
+
+    def log_prob(self, value):
+        return self.logits[jnp.asarray(value, jnp.int32)]
+
+    def sample(self, key, sample_shape=()):
+        drawn = jax.random.categorical(key, self.logits, shape=sample_shape)
+        return jnp.asarray(drawn, jnp.float32)
+
+
 def squared_distance(scores, target):
     """Of several scores; a loss whose programs are small."""
     return jnp.sum(jnp.square(scores - target))

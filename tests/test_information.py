@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tables import FULL, ROWS, same_bits
+from tables import FULL, ROWS, Classes, same_bits
 
 import jboost as jb
 from jboost.losses.likelihoods import find_information
@@ -41,18 +41,6 @@ class Drawn:
 
     def sample(self, key, sample_shape=()):
         return self.inner.sample(key, sample_shape)
-
-
-class Classes:
-    def __init__(self, score):
-        self.logits = jax.nn.log_softmax(score)
-
-    def log_prob(self, value):
-        return self.logits[jnp.asarray(value, jnp.int32)]
-
-    def sample(self, key, sample_shape=()):
-        drawn = jax.random.categorical(key, self.logits, shape=sample_shape)
-        return jnp.asarray(drawn, jnp.float32)
 
 
 class Divergent(Drawn):

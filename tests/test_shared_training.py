@@ -7,6 +7,7 @@ import numpy as np
 import optax
 import pytest
 from scipy import sparse
+from tables import Classes
 
 import jboost as jb
 from jboost.objective.tracing import trace_loss
@@ -237,16 +238,6 @@ def test_auto_is_decided_by_scores_rates_and_loss():
         away = jnp.asarray(target, jnp.float32) - score[0]
         ratio = away * jnp.exp(-score[1])
         return jax.nn.softplus(score[2]) * ratio**2 + score[1] - score[2]
-
-    class Classes:
-        def __init__(self, score):
-            self.logits = jax.nn.log_softmax(score)
-
-        def log_prob(self, value):
-            return self.logits[jnp.asarray(value, jnp.int32)]
-
-        def sample(self, key, sample_shape=()):
-            return jax.random.categorical(key, self.logits, shape=sample_shape)
 
     def count_trees(function, *arguments):
         return jax.eval_shape(function, *arguments).trees.feature.shape[1]

@@ -70,22 +70,21 @@ def report_round(
         move_scores(rows.offset, state.init_score.reshape(-1)) + steps
         for rows, steps in zip(sets, set_steps, strict=True)
     ]
-    every = ((data, state.scores), *zip(sets, set_scores, strict=True))
-    # Sets without codes are the training rows, with other weights.
-    alike = not isinstance(loss, GroupLoss)
-    pairs = []
-    for rows, scores in every:
-        if row_losses is not None and alike and (rows is data or rows.codes is None):
-            pair = row_losses, rows.weights
-        else:
-            pair = weigh_losses(loss, constants, parameters, rows, scores, state.words)
-        row_losses = pair[0] if rows is data else row_losses
-        pairs.append(pair)
+
+    def weigh(rows, scores):
+        return weigh_losses(loss, constants, parameters, rows, scores, state.words)
+
+    own = row_losses, data.weights
+    pairs: list[Any] = [weigh(data, state.scores) if row_losses is None else own]
+    for rows, scores in zip(sets, set_scores, strict=True):
+        # Sets without codes are the training rows, with other weights.
+        alike = rows.codes is None and not isinstance(loss, GroupLoss)
+        pairs.append((pairs[0][0], rows.weights) if alike else weigh(rows, scores))
     if in_bag is not None:
         pairs.append(_improvements(loss, constants, data, ~in_bag, before, state))
     means, sizes = weighted_means(pairs, sizes)
     return Report(
-        losses=jnp.stack(means[: len(every)]),
+        losses=jnp.stack(means[: 1 + len(sets)]),
         snapshots=(state.scores, *set_scores) if keep else (),
         improvement=None if in_bag is None else means[-1],
         sizes=sizes,

@@ -335,6 +335,13 @@ class IncludeFallbacks(NamedTuple):
     derive: bool
     finish: bool
 
+    def extend(self, made: Summary) -> "IncludeFallbacks":
+        """Adds those that some round lacked: it will be needed again."""
+        return IncludeFallbacks(
+            derive=self.derive or not np.all(made.all_finite),
+            finish=self.finish or not np.all(made.kept),
+        )
+
 
 def choose_options(
     problem: Problem,

@@ -27,7 +27,6 @@ from jboost.boosting.round_programs import (
     IncludeFallbacks,
     RoundBuffers,
     RoundInputs,
-    Summary,
     choose_options,
     derive,
     finish,
@@ -59,6 +58,8 @@ from jboost.objective.group_tracing import GroupLoss
 from jboost.selection.folds import Folds
 from jboost.training.chunks import (
     choose_effort,
+    like_summary,
+    like_trees,
     move_bar,
     no_trees,
     open_bar,
@@ -306,7 +307,9 @@ def _grow_runs(method, scaling, steps, shared, runs, state, *turns):
 
     def make(run, *turn):
         growth = GrowOperands(run.numbers, _data_of(shared, run), ())
-        words = jnp.zeros((1, count_words(_like_trees(method, state))), jnp.int32)
+        words = jnp.zeros(
+            (1, count_words(like_trees(method, state.steps.shape[1]))), jnp.int32
+        )
 
         def grow_one(state, derived, rate):
             turn = RoundInputs(state, (), rate, jnp.int32(0))
@@ -333,7 +336,7 @@ def _finish_runs(static, options, shared, runs, state, grown, rates, active):
         held_out = (_repeat_rows(shared.data, -counts),)
         if grown.state is not None:
             grown = grown._replace(set_steps=(grown.state.steps,))
-        size = count_words(_summarize(options.bagged))
+        size = count_words(like_summary(1, options.bagged))
         stored = RoundBuffers(
             jnp.zeros((1, size), jnp.int32), (),
             jax.tree.map(lambda array: array[None], state.parameters), None,
@@ -355,20 +358,6 @@ def _finish_runs(static, options, shared, runs, state, grown, rates, active):
     return _over_runs(make, (runs, state, grown, rates, active))
 
 
-def _like_trees(method, state):
-    """Returns arrays like the trees of a round of one run."""
-    trees = no_trees(method, state.steps.shape[1], 1)
-    return jax.tree.map(lambda array: array[0], trees)
-
-
-def _summarize(bagged):
-    """Returns arrays like the summary of a round of one run."""
-    true: Any = np.bool_(True)
-    losses: Any = np.zeros(2, np.float32)
-    improvement: Any = np.float32(0) if bagged else None
-    return Summary(losses, improvement, all_finite=true, kept=true)
-
-
 class _Runner:
     """Makes rounds of all runs of a block, by the programs that ``fit`` runs."""
 
@@ -385,21 +374,19 @@ class _Runner:
     def run(self, state, rates, active) -> Rounds:
         """Makes a round for each column of ``rates``, of the runs that are active."""
         made, last, summary = self._make(state, rates, active)
-        while not (summary.all_finite[active].all() and summary.kept[active].all()):
-            # A fallback that one round needs will be needed again.
-            self._whole = IncludeFallbacks(
-                derive=self._whole.derive or not summary.all_finite[active].all(),
-                finish=self._whole.finish or not summary.kept[active].all(),
-            )
+        while (whole := self._whole.extend(_index(summary, active))) != self._whole:
+            self._whole = whole
             made, last, summary = self._make(state, rates, active)
-        trees = _unpack(made.words, _like_trees(self._static.method, state))
+        like = like_trees(self._static.method, state.steps.shape[1])
+        trees = _unpack(made.words, like)
         return Rounds(last, trees, summary.losses, made.scores, made.parameters)
 
     def _make(self, state, rates, active):
         problem, static = self._problem, self._static
-        bagged = problem.leaves_out
         flags = state._replace(kinks=None, pointed=np.asarray(state.pointed).any())
-        options = choose_options(problem, flags, (False, bagged), self._whole)
+        options = choose_options(
+            problem, flags, (False, problem.leaves_out), self._whole
+        )
         effort = choose_effort(problem, len(self._rows.data.weights))
         size, each = state.steps.size, math.prod(state.steps.shape[1:])
         growth = QUICK if size <= FEW else LIGHT if each <= FEW else FULL
@@ -422,7 +409,8 @@ class _Runner:
             made.append(found)
         wait_for(made, len(made))
         made = jax.tree.map(lambda *each: np.stack(each, axis=1), *fetch(made))
-        return made, state, _unpack(made.numbers, _summarize(bagged))
+        like = like_summary(1, problem.leaves_out)
+        return made, state, _unpack(made.numbers, like)
 
 
 def _unpack(words, like):

@@ -239,10 +239,9 @@ class ArrayRunner:
 
     most_rounds = MOST_ROUNDS
 
-    def __init__(self, job: Job, refits: bool = False):
-        """Prepares for rounds; if it ``refits``, ``given`` has the leaves of each."""
+    def __init__(self, job: Job):
+        # The leaves of each round of the next call, where they only need new values.
         self.given: Sequence[GivenLeaves | None] = [None] * MOST_ROUNDS
-        self._refits = refits
         arrays = job.problem.arrays
         self.job = job
         self._programs: dict[Any, Any] = {}
@@ -271,12 +270,8 @@ class ArrayRunner:
     def run(self, position: Position, first: int, count: int) -> Chunk:
         """Makes ``count`` rounds, beginning with round ``first``."""
         last, stored, trees, made = self._queue_rounds(position, first, count)
-        while not (made.all_finite[:count].all() and made.kept[:count].all()):
-            # A fallback that one round needs will be needed again.
-            self._whole = IncludeFallbacks(
-                derive=self._whole.derive or not made.all_finite[:count].all(),
-                finish=self._whole.finish or not made.kept[:count].all(),
-            )
+        while (whole := self._whole.extend(made)) != self._whole:
+            self._whole = whole
             last, stored, trees, made = self._queue_rounds(position, first, count)
         self._tidy(position.state.steps)
         return Chunk(
@@ -327,7 +322,8 @@ class ArrayRunner:
         stored, self._sizes = stored._replace(snapshots=kept), stored.sizes
         # A copy, because a view would keep the memory of rounds that were not made.
         trees = unpack(words[:count].copy(), self._one_round_trees(position))
-        made = unpack(stored.numbers, self._summary(position))
+        like = like_summary(len(set_steps), self.job.bagged)
+        made = unpack(stored.numbers[:count], like)
         return Position(state, set_steps), stored, trees, made
 
     def _find_programs(self, options, scores):
@@ -362,7 +358,7 @@ class ArrayRunner:
         if key not in self._programs:
             make, spread = compiled, self.job.rows.spread
             if spread is not None:
-                make = partial(compile_round, spread, self._refits)
+                make = partial(compile_round, spread, self.given[0] is not None)
             program = make(function, *static, **options)
             self._programs[key] = program.of_one_shape()
         return self._programs[key]
@@ -375,16 +371,7 @@ class ArrayRunner:
             values: Any = given.leaf_value
             sums = LeafSums(values, values, values, values[:, 0])
             return Tree(none, none, none, values, sums, slopes=given.slopes)
-        trees = no_trees(self.job.problem.method, len(position.state.steps), 1)
-        return jax.tree.map(lambda array: array[0], trees)
-
-    def _summary(self, position):
-        """Returns arrays like the small results of a round."""
-        _, bagged = self.job.reports
-        losses: Any = np.zeros(1 + len(position.set_steps), np.float32)
-        improvement: Any = np.float32(0) if bagged else None
-        true: Any = np.bool_(True)
-        return Summary(losses, improvement, all_finite=true, kept=true)
+        return like_trees(self.job.problem.method, len(position.state.steps))
 
     def _make_room(self, position):
         """Returns empty arrays for the rounds of a chunk."""
@@ -405,7 +392,7 @@ class ArrayRunner:
             return np.zeros((MOST_ROUNDS, count_words(like)), np.int32)
 
         return words(self._one_round_trees(position)), RoundBuffers(
-            numbers=words(self._summary(position)),
+            numbers=words(like_summary(len(set_steps), self.job.bagged)),
             snapshots=tuple(map(hold, every, kept)),
             parameters=jax.tree.map(empty, state.parameters),
             sizes=self._sizes,
@@ -442,6 +429,19 @@ def choose_effort(problem: Problem, num_rows: int) -> CompileOptions:
     if num_scores == 1:
         return WHOLE
     return BRISK if problem.loss.information is None else LIGHT
+
+
+def like_trees(method: Method, num_scores: int) -> Tree:
+    """Returns NumPy arrays like the trees of one round."""
+    return jax.tree.map(lambda array: array[0], no_trees(method, num_scores, 1))
+
+
+def like_summary(num_sets: int, bagged: bool) -> Summary:
+    """Returns NumPy arrays like the small results of a round."""
+    losses: Any = np.zeros(1 + num_sets, np.float32)
+    improvement: Any = np.float32(0) if bagged else None
+    true: Any = np.bool_(True)
+    return Summary(losses, improvement, all_finite=true, kept=true)
 
 
 def no_trees(method: Method, num_scores: int, rounds: int = 0) -> Tree:

@@ -7,11 +7,11 @@ In: a model, and rows with their loss and settings. Out: the model with the same
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
-from jaxtyping import Float, Int32
+from jaxtyping import Int32
 
 from jboost.boosting.round import GivenLeaves
 from jboost.boosting.state import BoostState
@@ -21,7 +21,7 @@ from jboost.numerics.arrays import pad_rows
 from jboost.objective.faults import warn_of_lost_rows
 from jboost.training.chunks import MOST_ROUNDS, ArrayRunner, Job, Position, open_bar
 from jboost.training.rows import PaddedRows
-from jboost.trees.tree import LeafSums, Slopes
+from jboost.trees.tree import LeafSums, Tree
 
 _MOST_LEAVES = 2**26  # leaf indices of all rows and rounds at a time
 
@@ -48,13 +48,14 @@ def refit_rounds(
     """
     if job.problem.data.values is None:  # new leaves are constant
         model = replace(model, slopes=None, ranges=None)
-    spread, runner = job.rows.spread, ArrayRunner(job, refits=True)
+    spread, runner = job.rows.spread, ArrayRunner(job)
     position = Position(state, ())
     old: Any = jax.tree.map(np.asarray, (model.leaf_value, model.slopes))
-    none, no_l2 = old[0][:0], old[0][:0, :, 0]
-    no_slopes = jax.tree.map(lambda array: array[:0], old[1])
-    sums = LeafSums(none, none, none, no_l2)
-    parts = [Refitted(none, sums, no_slopes)]  # no rounds
+    values = old[0]
+    sums = LeafSums(values, values, values, values[..., 0])
+    none: Any = None
+    every = Tree(none, none, none, values, sums, slopes=old[1])
+    parts = [jax.tree.map(lambda array: array[:0], every)]  # no rounds
     first, before = 0, np.asarray(state.lost)
     with open_bar(model.num_rounds, progress) as bar:
         for leaves in find_leaves(model, tables, job.rows):
@@ -69,9 +70,7 @@ def refit_rounds(
             ]
             chunk = runner.run(position, first, count)
             trees, position = chunk.trees, Position(chunk.state, ())
-            assert trees.sums is not None
-            found = Refitted(np.asarray(trees.leaf_value), trees.sums, trees.slopes)
-            bad = ~np.isfinite(found.leaf_value).all(axis=(1, 2))
+            bad = ~np.isfinite(np.asarray(trees.leaf_value)).all(axis=(1, 2))
             if bad.any():
                 raise ValueError(
                     f"the leaf values of round {first + int(np.argmax(bad))} became "
@@ -80,7 +79,7 @@ def refit_rounds(
                     "decay or l2"
                 )
             before = _check_lost(before, chunk.state, job.rows)
-            parts.append(found)
+            parts.append(trees)
             first += count
             bar.update(count)
     joined: Any = jax.tree.map(lambda *arrays: np.concatenate(arrays), *parts)
@@ -114,14 +113,6 @@ def find_leaves(
         found = np.concatenate([np.asarray(leaf_indices(part, x)) for x in tables])
         found = found.reshape(rows.size, -1, model.feature.shape[1])
         yield np.ascontiguousarray(pad_rows(found, total).transpose(1, 2, 0))
-
-
-class Refitted(NamedTuple):
-    """New values of the leaves of some rounds, and the sums that they come from."""
-
-    leaf_value: Float[np.ndarray, "R K L"]
-    sums: LeafSums
-    slopes: Slopes | None
 
 
 def _check_lost(before, state, rows: PaddedRows):
