@@ -339,10 +339,10 @@ def test_numbers_and_folds_do_not_recompile(plain):
     with Compilations() as compilations:
         validate(folds=6, seed=3, learning_rate=0.2, num_rounds=5, l2=2.0)
         validate(x=X[:195], y=Y[:195], folds=np.arange(195) % 5, subsample=0.5)
-    assert not [name for name in compilations.names if "_runs" in name]
+    assert not [name for name in compilations.names if "_run" in name]
     with Compilations() as compilations:
         validate(max_depth=2, max_leaves=3, num_rounds=1)  # a size
-    assert any("_grow_runs" in name for name in compilations.names)
+    assert any("_run_rounds" in name for name in compilations.names)
 
 
 def test_points_that_sample_rows_run_beside_those_that_do_not(monkeypatch):
@@ -367,7 +367,7 @@ def test_codes_are_not_copied_for_each_fold(monkeypatch, plain):
 
     monkeypatch.setattr("jboost.selection.study.compiled", keep)
     validate()
-    run, arguments = operands["_grow_runs"]
+    run, arguments = operands["_run_rounds"]
     text = run.lower(*arguments).compile().as_text()
     data = arguments[0].data
     for codes in (data.codes.columns, data.codes.packed):

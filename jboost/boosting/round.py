@@ -8,7 +8,7 @@ the values -(sum_i w_i H_i + l2)^-1 sum_i w_i g_i; see :mod:`jboost.trees.joint`
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -57,9 +57,16 @@ from jboost.trees.leaves import (
     solve_leaves,
 )
 from jboost.trees.limits import TreeLimits
-from jboost.trees.slopes import add_leaves, fit_slopes, limit_slopes, list_terms
+from jboost.trees.slopes import (
+    GivenLeaves,
+    add_leaves,
+    fit_slopes,
+    limit_slopes,
+    list_terms,
+    mix_leaves,
+)
 from jboost.trees.splitting import UNBOUNDED
-from jboost.trees.tree import LeafSums, Slopes, Tree
+from jboost.trees.tree import LeafSums, Tree
 
 
 def shaping_derivatives(
@@ -591,21 +598,6 @@ def _multiply_by(triangles, num_scores):
 STRUCTURE = "structure of trees"  # reverse mode keeps it, besides the state
 
 
-class GivenLeaves(NamedTuple):
-    """The leaves of a round's trees, for new values.
-
-    Attributes:
-      leaf: the leaf of each row in each tree.
-      leaf_value, slopes: the old values; an empty leaf keeps them.
-      decay: the share of the old values that other leaves keep.
-    """
-
-    leaf: Int32[Array, "T N"]
-    leaf_value: Float[Array, "K L"]
-    slopes: Slopes | None
-    decay: Float[Array, ""]
-
-
 def grow_round(
     problem: Problem, learning_rate: Float[ArrayLike, ""], state: BoostState
 ) -> tuple[BoostState, Tree, Bool[Array, " N"]]:
@@ -618,6 +610,33 @@ def grow_round(
     fit = learning_rate, state.pointed
     trees, leaf = grow_trees(problem, state, plan, fit)
     return add_trees(problem, state, plan, trees, leaf), trees, plan.in_bag
+
+
+def step_round(
+    problem: Problem,
+    learning_rate: Float[ArrayLike, ""],
+    state: BoostState,
+    smooth: bool | None,
+) -> tuple[BoostState, Tree, Bool[Array, ""]]:
+    """Makes one round by Newton steps, in a shorter program than :func:`grow_round`.
+
+    Returns whether that would make the same round: the leaf solver keeps all steps, and
+    ``smooth``, that of :func:`differentiate`, lost no derivative.
+    """
+    state, raw = differentiate(problem, state, smooth)
+    plan = start_round(problem, choose_scaling(problem), state, raw)
+    method = problem.method
+    guarded = method.leaf_solver == "guarded"
+    solver: Any = "hessian" if guarded else method.leaf_solver
+    static = problem.static._replace(method=replace(method, leaf_solver=solver))
+    stepping = problem._replace(static=static)
+    trees, leaf = grow_trees(stepping, state, plan, (learning_rate, False))
+    after = add_trees(problem, state, plan, trees, leaf)
+    kept = state.lost[1] == 0
+    if guarded:
+        parts = problem, state, plan, trees, leaf, after.steps, None
+        kept = kept & are_steps_kept(*parts)[0]
+    return after, trees, kept
 
 
 def grow_trees(
@@ -684,39 +703,6 @@ def _sum_given(problem, state, plan, given):
         return add_slopes(problem, state, plan, task, tree, leaf, terms)
 
     return map_scores(sum_tree, (leaf, given.leaf_value, plan.trees(), terms))
-
-
-def mix_leaves(trees: Tree, given: GivenLeaves) -> Tree:
-    """Returns the trees with the old values where leaves are empty, and their share."""
-    assert trees.sums is not None
-    decay, slopes, before = given.decay, trees.slopes, given.slopes
-    filled = trees.sums.weight > 0
-    if slopes is not None and before is not None:
-        # With decay around the old centers, so that old and new terms can be added.
-        moved = round_alone(slopes.slope * (before.center - slopes.center))
-        moved = jnp.sum(jnp.where(slopes.feature >= 0, moved, 0.0), axis=-1)
-        moved = trees.leaf_value + jnp.where(decay > 0, moved, 0.0)
-        slopes = Slopes(
-            jnp.where(decay > 0, before.feature, slopes.feature),
-            mix(decay, before.slope, slopes.slope),
-            jnp.where(decay > 0, before.center, slopes.center),
-        )
-        # One tree of all scores has the same terms for each.
-        keep = filled
-        if len(slopes.feature) != len(filled):
-            keep = jnp.any(filled, axis=0, keepdims=True)
-        slopes = jax.tree.map(
-            lambda new, before: jnp.where(keep[..., None], new, before), slopes, before
-        )
-        trees = trees._replace(leaf_value=moved, slopes=slopes)
-    mixed = mix(decay, given.leaf_value, trees.leaf_value)
-    return trees._replace(leaf_value=jnp.where(filled, mixed, given.leaf_value))
-
-
-def mix(decay: Any, old: Any, new: Any) -> Any:
-    """Returns ``decay`` of the old values and the rest of the new ones."""
-    # Without decay to the bit, with the sign of a zero.
-    return jnp.where(decay > 0, decay * old + (1 - decay) * new, new)
 
 
 def fit_trees(

@@ -31,13 +31,11 @@ from jboost.boosting.first_sums import SumGuesses
 from jboost.boosting.method import Method, Numbers
 from jboost.boosting.reports import add_to_sets, report_round
 from jboost.boosting.round import (
-    GivenLeaves,
     advance,
     are_steps_kept,
     count_round,
     fit_trees,
     grow_trees,
-    mix_leaves,
 )
 from jboost.boosting.state import Arrays, BoostState, Data, Problem, Static
 from jboost.entry.collectives import every
@@ -47,7 +45,7 @@ from jboost.kernels.library import choose
 from jboost.numerics.arrays import pack
 from jboost.objective.curvature import INFORMED, are_finite, count_lost
 from jboost.objective.group_tracing import GroupLoss
-from jboost.trees.slopes import add_leaves
+from jboost.trees.slopes import GivenLeaves, add_leaves, mix_leaves
 from jboost.trees.tree import Tree
 
 

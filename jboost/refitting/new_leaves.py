@@ -13,7 +13,6 @@ from jaxtyping import ArrayLike, Shaped
 
 from jboost import losses
 from jboost.boosting.method import initial_scores
-from jboost.boosting.round import mix
 from jboost.boosting.settings import (
     LeafSettings,
     learning_rates,
@@ -35,6 +34,7 @@ from jboost.training.preparing import make_leaf_job
 from jboost.training.request import may_pad_rows
 from jboost.training.rows import PaddedRows, put_grouped_rows
 from jboost.training.starting import start
+from jboost.trees.slopes import mix
 
 
 @explain_arguments

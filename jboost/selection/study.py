@@ -19,23 +19,10 @@ from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, ArrayLike, Bool, Float, Int8, Int32, UInt32
 from tqdm import tqdm
 
-from jboost.boosting.derivatives import choose_scaling
 from jboost.boosting.method import Numbers
-from jboost.boosting.reports import weigh_losses
-from jboost.boosting.round_programs import (
-    GrowOperands,
-    IncludeFallbacks,
-    RoundBuffers,
-    RoundInputs,
-    choose_options,
-    derive,
-    finish,
-    for_derivatives,
-    for_growth,
-    grow,
-    with_loss,
-    without_loss,
-)
+from jboost.boosting.reports import report_round, weigh_losses
+from jboost.boosting.round import grow_round, step_round
+from jboost.boosting.round_programs import IncludeFallbacks, choose_options
 from jboost.boosting.state import (
     Arrays,
     BoostState,
@@ -49,17 +36,15 @@ from jboost.boosting.state import (
 from jboost.codes.bins import Bins
 from jboost.entry.context import current_implementation
 from jboost.entry.decorators import fetch
-from jboost.entry.programs import FEW, FULL, LIGHT, QUICK, compiled
+from jboost.entry.programs import FULL, compiled
 from jboost.entry.stages import run_in_stages, stage
-from jboost.numerics.arrays import count_words, padded_size, unpack
+from jboost.numerics.arrays import padded_size
 from jboost.objective.evaluation import Objective, loss_values
 from jboost.objective.faults import warn_of_lost_rows
 from jboost.objective.group_tracing import GroupLoss
 from jboost.selection.folds import Folds
 from jboost.training.chunks import (
-    choose_effort,
-    like_summary,
-    like_trees,
+    MOST_ROUNDS,
     move_bar,
     no_trees,
     open_bar,
@@ -73,6 +58,7 @@ from jboost.training.rows import PaddedRows
 from jboost.training.starting import (
     check_minimizers,
     check_slopes,
+    has_split,
     refuse_group,
     refuse_rows,
     refuse_unbounded,
@@ -136,29 +122,26 @@ class StartCheck(NamedTuple):
 
 
 class Rounds(NamedTuple):
-    """Rounds of all runs, [runs, R, ...], on the host.
+    """Rounds of one run; only the first ``count`` entries of each array are valid.
 
     Attributes:
-      state: the state after the last of them.
+      trees: None if they are not kept.
       losses: mean losses of the training rows, and of the held-out rows.
+      moved: whether any leaf has a value other than 0.
+      split: whether a tree has a split.
       scores: scores of the watched rows after each round.
       parameters: parameters of an adaptive loss after each round; () for other losses.
+      kept: whether :func:`jboost.boosting.round.grow_round` makes the same rounds.
     """
 
     state: BoostState
-    trees: Tree
-    losses: Float[np.ndarray, "runs R 2"]
-    scores: Float[np.ndarray, "runs R K M"]
+    trees: Tree | None
+    losses: Float[Array, "R 2"]
+    moved: Bool[Array, " R"]
+    split: Bool[Array, " R"]
+    scores: Float[Array, "R K M"]
     parameters: Any
-
-
-class RoundOfRuns(NamedTuple):
-    """The results of a round that runs return, packed as those of ``finish``."""
-
-    words: Int32[Array, "runs W"]
-    numbers: Int32[Array, "runs S"]
-    scores: Float[Array, "runs K M"]
-    parameters: Any
+    kept: Bool[Array, ""]
 
 
 def _pad_runs(number: int, mesh: Mesh | None = None) -> int:
@@ -196,11 +179,11 @@ def _share(study, constants) -> Shared:
     )
 
 
-def _compile(mesh, function, *static, effort=FULL):
+def _compile(mesh, function, *static):
     """Compiles a function of the shared data and of the runs."""
     if mesh is None:
-        return compiled(function, *static, effort=effort)
-    return compiled(_run_on_devices, mesh, function, static, effort=effort)
+        return compiled(function, *static, effort=FULL)
+    return compiled(_run_on_devices, mesh, function, static, effort=FULL)
 
 
 def _run_on_devices(mesh, function, static, shared, *runs):
@@ -289,134 +272,64 @@ def _find_group_doubt(loss, constants, data, state):
     return StartCheck(jnp.any(bad), row, values[at], jnp.asarray(False))
 
 
-def _derive_runs(static, smooth, shared, runs, state):
-    """Maps :func:`jboost.boosting.round_programs.derive` over runs."""
+def _run_rounds(static, keeps_trees, options, shared, runs, rates, counts, state):
+    solve, smooth = options.finish.solve, options.smooth
 
-    def make(run, state):
-        arrays = Arrays(_constants_of(shared, run), run.numbers, _data_of(shared, run))
-        return derive(static, smooth, arrays, state)
+    def make(run, rates, count, state):
+        data, constants = _data_of(shared, run), _constants_of(shared, run)
+        problem = Problem(static, Arrays(constants, run.numbers, data))
+        held_out = _repeat_rows(shared.data, -shared.counts[run.fold])
+        sets = (held_out._replace(codes=None),)
 
-    return _over_runs(make, (runs, state))
+        def one_round(number, made):
+            operands, kept = (problem, rates[number], made.state), jnp.asarray(True)
+            if solve:
+                after, trees, _ = grow_round(*operands)
+            else:
+                after, trees, kept = step_round(*operands, smooth)
+            steps = (after.steps,)
+            report = report_round(problem, False, sets, made.state, after, steps, None)
+
+            def store(buffer, value):
+                return jax.lax.dynamic_update_index_in_dim(buffer, value, number, 0)
+
+            return Rounds(
+                state=after,
+                trees=jax.tree.map(store, made.trees, trees) if keeps_trees else None,
+                losses=store(made.losses, report.losses),
+                moved=store(made.moved, jnp.any(trees.leaf_value != 0)),
+                split=store(made.split, has_split(trees)),
+                scores=store(made.scores, after.scores[:, shared.watched[run.fold]]),
+                parameters=jax.tree.map(store, made.parameters, after.parameters),
+                kept=made.kept & kept,
+            )
+
+        empty = _no_rounds(static.method, keeps_trees, shared.watched.shape[1], state)
+        return jax.lax.fori_loop(0, count, one_round, empty)
+
+    return _over_runs(make, (runs, rates, counts, state))
 
 
-def _grow_runs(method, scaling, steps, shared, runs, state, *turns):
-    """Maps :func:`jboost.boosting.round_programs.grow` over runs that are active.
-
-    ``turns`` are their derivatives, learning rates, and whether each is active.
-    """
-
-    def make(run, *turn):
-        growth = GrowOperands(run.numbers, _data_of(shared, run), ())
-        words = jnp.zeros(
-            (1, count_words(like_trees(method, state.steps.shape[1]))), jnp.int32
+def _no_rounds(method, keeps_trees, num_watched, state):
+    """Returns empty buffers for the rounds of one run."""
+    num_scores, trees = state.steps.shape[0], None
+    if keeps_trees:
+        trees = jax.tree.map(
+            lambda a: jnp.zeros((MOST_ROUNDS, *a.shape[1:]), a.dtype),
+            no_trees(method, num_scores, 1),
         )
-
-        def grow_one(state, derived, rate):
-            turn = RoundInputs(state, (), rate, jnp.int32(0))
-            return grow(method, scaling, steps, growth, turn, derived, words)
-
-        def rest(*turn):
-            shapes = jax.eval_shape(grow_one, *turn)
-            return jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), shapes)
-
-        *turn, active = turn
-        if current_implementation() != "cpu":  # side by side, all take the same time
-            return grow_one(*turn)
-        return jax.lax.cond(active, grow_one, rest, *turn)
-
-    return _over_runs(make, (runs, state, *turns))
-
-
-def _finish_runs(static, options, shared, runs, state, grown, rates, active):
-    """Maps :func:`jboost.boosting.round_programs.finish` over runs that are active."""
-
-    def make(run, state, grown, rate, active):
-        counts = shared.counts[run.fold]
-        arrays = Arrays(_constants_of(shared, run), run.numbers, _data_of(shared, run))
-        held_out = (_repeat_rows(shared.data, -counts),)
-        if grown.state is not None:
-            grown = grown._replace(set_steps=(grown.state.steps,))
-        size = count_words(like_summary(1, options.bagged))
-        stored = RoundBuffers(
-            jnp.zeros((1, size), jnp.int32), (),
-            jax.tree.map(lambda array: array[None], state.parameters), None,
-        )  # fmt: skip
-        turn = RoundInputs(state, (state.steps,), rate, jnp.int32(0))
-        operands = arrays, held_out, turn, grown, stored, None
-        found, stored, _ = finish(static, options, *operands)
-        if options.solve:
-            after, _, words = found
-        else:
-            assert grown.state is not None
-            after, words = with_loss(grown.state, state), grown.words
-            after = after._replace(parameters=found)
-        after = jax.tree.map(lambda a, b: jnp.where(active, a, b), after, state)
-        parameters = jax.tree.map(lambda array: array[0], stored.parameters)
-        scores = after.scores[:, shared.watched[run.fold]]
-        return after, RoundOfRuns(words[0], stored.numbers[0], scores, parameters)
-
-    return _over_runs(make, (runs, state, grown, rates, active))
-
-
-class _Runner:
-    """Makes rounds of all runs of a block, by the programs that ``fit`` runs."""
-
-    def __init__(self, study, problem, method, shared, runs):
-        self._study, self._problem, self._runs = study, problem, runs
-        self._static = Static(problem.loss, method)
-        self._rows = shared._replace(data=shared.data._replace(codes=None))
-        targets: Any = ()
-        bare = shared.data._replace(targets=targets, prepared=None)
-        self._growth = shared._replace(data=bare, constants=())
-        self._runs_bare = runs._replace(constants=(), init_score=None)
-        self._whole = IncludeFallbacks(derive=False, finish=False)
-
-    def run(self, state, rates, active) -> Rounds:
-        """Makes a round for each column of ``rates``, of the runs that are active."""
-        made, last, summary = self._make(state, rates, active)
-        while (whole := self._whole.extend(_index(summary, active))) != self._whole:
-            self._whole = whole
-            made, last, summary = self._make(state, rates, active)
-        like = like_trees(self._static.method, state.steps.shape[1])
-        trees = _unpack(made.words, like)
-        return Rounds(last, trees, summary.losses, made.scores, made.parameters)
-
-    def _make(self, state, rates, active):
-        problem, static = self._problem, self._static
-        flags = state._replace(kinks=None, pointed=np.asarray(state.pointed).any())
-        options = choose_options(
-            problem, flags, (False, problem.leaves_out), self._whole
-        )
-        effort = choose_effort(problem, len(self._rows.data.weights))
-        size, each = state.steps.size, math.prod(state.steps.shape[1:])
-        growth = QUICK if size <= FEW else LIGHT if each <= FEW else FULL
-        steps = not options.finish.solve
-        compile_runs = partial(_compile, self._study.mesh)
-        run_derive = compile_runs(
-            _derive_runs, for_derivatives(static), options.smooth, effort=effort
-        )
-        parts = for_growth(static.method), choose_scaling(problem), steps
-        run_grow = compile_runs(_grow_runs, *parts, effort=growth)
-        run_finish = compile_runs(_finish_runs, static, options.finish, effort=effort)
-        made = []
-        for rate in rates.T:
-            changed, derived = run_derive(self._rows, self._runs, state)
-            state = state if changed is None else changed
-            turn = self._runs_bare, without_loss(state), derived, rate, active
-            grown = run_grow(self._growth, *turn)
-            turn = self._runs, state, grown, rate, active
-            state, found = run_finish(self._rows, *turn)
-            made.append(found)
-        wait_for(made, len(made))
-        made = jax.tree.map(lambda *each: np.stack(each, axis=1), *fetch(made))
-        like = like_summary(1, problem.leaves_out)
-        return made, state, _unpack(made.numbers, like)
-
-
-def _unpack(words, like):
-    """Unpacks [runs, R, W] words."""
-    found = unpack(words.reshape(-1, words.shape[-1]), like)
-    return jax.tree.map(lambda a: a.reshape(*words.shape[:2], *a.shape[1:]), found)
+    return Rounds(
+        state=state,
+        trees=trees,
+        losses=jnp.zeros((MOST_ROUNDS, 2), jnp.float32),
+        moved=jnp.zeros(MOST_ROUNDS, bool),
+        split=jnp.zeros(MOST_ROUNDS, bool),
+        scores=jnp.zeros((MOST_ROUNDS, num_scores, num_watched), jnp.float32),
+        parameters=jax.tree.map(
+            lambda a: jnp.zeros((MOST_ROUNDS, *a.shape), a.dtype), state.parameters
+        ),
+        kept=jnp.asarray(True),
+    )
 
 
 def _data_of(shared: Shared, run: Run) -> Data:
@@ -516,8 +429,8 @@ def run_points(
     groups: dict[Any, list[int]] = {}
     for index, point in enumerate(points):
         groups.setdefault(_program_of(point), []).append(index)
-    # A run holds its state before and after a round, its derivatives and its leaves.
-    each = 32 * study.rows.offset.size * len(study.folds.train)
+    # A run holds its state twice, before and after a round.
+    each = 16 * study.rows.offset.size * len(study.folds.train)
     most = max(1, _MOST_BYTES // each)
     blocks = [
         indices[first : first + most]
@@ -591,14 +504,19 @@ def _run_block(
         curve.init_score, parameters = jax.tree.map(lambda a: a[index], begun)  # noqa: B023
         curve.parameters = [parameters]
     _check_start(study, points, state, fetch(doubt))
-    runner = _Runner(study, points[0].problem, method, shared, runs)
+    find_program = partial(_find_program, study, points[0].problem, method, state)
+    whole = False
     take_run = partial(_take_run, study, points, shared, runs)
     done, split = 0, np.zeros(len(points) * num_folds, bool)
     for first, count in pace_rounds(num_rounds):
-        rates, active = _plan(points, curves, len(runs.fold), first, count)
-        made = runner.run(state, rates, active)
+        rates, counts = _plan(points, curves, len(runs.fold), first, count)
+        made = find_program(whole)(shared, runs, rates, counts, state)
+        wait_for(made.losses, count)
+        if not (whole or np.all(made.kept)):
+            whole = True  # a fallback that one round needs will be needed again
+            made = find_program(whole)(shared, runs, rates, counts, state)
         if first == 0:
-            moved = (made.trees.leaf_value != 0).any(axis=(2, 3))[: len(split), 0]
+            moved = np.asarray(made.moved)[: len(split), 0]
             for number in np.flatnonzero(~moved).tolist():
                 index, fold = divmod(number, num_folds)
                 if points[index].rates[0] != 0:
@@ -608,9 +526,7 @@ def _run_block(
         before, after = fetch((state.lost, made.state.lost))
         warn_of_lost_rows(before, after, study.rows.size)
         state = made.state
-        assert made.trees.sums is not None
-        weights = made.trees.sums.weight[: len(split)]
-        split |= ((weights > 0).sum(axis=-1) > 1).any(axis=(1, 2))
+        split |= np.asarray(made.split)[: len(split), :count].any(axis=1)
         move_bar(bar, count, _record_chunk(study, points, curves, made, count))
         done = first + count
         if all(curve.over for curve in curves):
@@ -622,6 +538,15 @@ def _run_block(
         place = f" in fold {fold}{points[index].name}"
         operands = curves[index], *take_run(state, number)
         curves[index].idle = describe_no_split(*operands, place=place)
+
+
+def _find_program(study, problem, method, state, whole):
+    """Returns the program of rounds; not ``whole``, it may find that steps fail."""
+    fallbacks = IncludeFallbacks(derive=whole, finish=whole)
+    flags = state._replace(kinks=None, pointed=np.asarray(state.pointed).any())
+    options = choose_options(problem, flags, (False, False), fallbacks)
+    static = Static(problem.loss, method)
+    return _compile(study.mesh, _run_rounds, static, study.keeps_models, options)
 
 
 def _split_constants(constants):
@@ -702,14 +627,15 @@ def _take_run(study, points, shared, runs, state, number):
 
 
 def _plan(points, curves, size, first, count):
-    """Returns the learning rates of the next rounds, and which runs make them."""
-    rates, active = np.zeros((size, count), np.float32), np.zeros(size, bool)
+    """Returns the learning rates and the number of the next rounds for each run."""
+    rates = np.zeros((size, MOST_ROUNDS), np.float32)
+    counts = np.zeros(size, np.int32)
     for index, (point, curve) in enumerate(zip(points, curves, strict=True)):
         (num_folds,) = curve.folds
         runs = slice(index * num_folds, (index + 1) * num_folds)
-        rates[runs] = point.rates[first : first + count]
-        active[runs] = not curve.over
-    return rates, active
+        rates[runs, :count] = point.rates[first : first + count]
+        counts[runs] = 0 if curve.over else count
+    return rates, counts
 
 
 def _by_point(runs, curves):
@@ -722,8 +648,7 @@ def _by_point(runs, curves):
 def _record_chunk(study, points, curves, made, count):
     """Records rounds of the points that have not stopped; returns the value to show."""
     scores = made.scores if made.scores.shape[-1] > 0 else None
-    trees = made.trees if study.keeps_models else None
-    results = _by_point((made.losses, trees, made.parameters, scores), curves)
+    results = _by_point((made.losses, made.trees, made.parameters, scores), curves)
     for index, (point, curve) in enumerate(zip(points, curves, strict=True)):
         for entry in range(count):
             if not curve.over:

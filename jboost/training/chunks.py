@@ -18,7 +18,6 @@ from tqdm import tqdm
 from jboost.boosting.derivatives import choose_scaling
 from jboost.boosting.method import Method
 from jboost.boosting.reports import no_sizes
-from jboost.boosting.round import GivenLeaves
 from jboost.boosting.round_programs import (
     GrowOperands,
     IncludeFallbacks,
@@ -58,6 +57,7 @@ from jboost.objective.evaluation import loss_values
 from jboost.training.rows import PaddedRows
 from jboost.training.sharded import compile_round
 from jboost.trees import category_splits
+from jboost.trees.slopes import GivenLeaves
 from jboost.trees.tree import LeafSums, Slopes, Tree
 
 MOST_ROUNDS = 16  # the most rounds in one call of a runner: a chunk

@@ -13,7 +13,6 @@ import jax
 import numpy as np
 from jaxtyping import Int32
 
-from jboost.boosting.round import GivenLeaves
 from jboost.boosting.state import BoostState
 from jboost.model.ensemble import Ensemble, map_rounds
 from jboost.model.predicting import leaf_indices
@@ -21,6 +20,7 @@ from jboost.numerics.arrays import pad_rows
 from jboost.objective.faults import warn_of_lost_rows
 from jboost.training.chunks import MOST_ROUNDS, ArrayRunner, Job, Position, open_bar
 from jboost.training.rows import PaddedRows
+from jboost.trees.slopes import GivenLeaves
 from jboost.trees.tree import LeafSums, Tree
 
 _MOST_LEAVES = 2**26  # leaf indices of all rows and rounds at a time

@@ -16,7 +16,6 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array
 
 from jboost.boosting.derivatives import RoundPlan, RowDerivatives
-from jboost.boosting.round import GivenLeaves
 from jboost.boosting.round_programs import (
     Derived,
     FinishOptions,
@@ -37,6 +36,7 @@ from jboost.entry.collectives import Shards
 from jboost.entry.exchanges import gather_numbers
 from jboost.entry.programs import Compiled, compiled
 from jboost.numerics.arrays import pad_rows, padded_size
+from jboost.trees.slopes import GivenLeaves
 
 _SMALL_SIZES = (256, 1024, 2048, 4096, 8192)
 

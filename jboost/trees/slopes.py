@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Linear leaves: terms, fit, values for rows.
+"""Linear leaves: terms, fit, values for rows; new values for old leaves.
 
 The terms of a leaf are the numeric features of its path. With d_j the value of feature
 j, scaled to [-1, 1] by the range of the feature, and c_j its mean in the leaf, weighted
@@ -12,6 +12,8 @@ so that w = -(S + ridge)^-1 (sum_i g_i (d_i - c)), where S = sum_i h_i (d_i - c)
 centered, the leaf value is that of a constant leaf. (Linear leaves for boosting: Shi et
 al. 2019, "Gradient boosting with piece-wise linear regression trees".)
 """
+
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -216,3 +218,51 @@ def _add_plainly(table, scores, value, slopes, leaf):
 
 def _add_natively(table, scores, value, slopes, leaf):
     return call("add_lines", floats(*scores.shape), table, leaf, scores, value, *slopes)
+
+
+class GivenLeaves(NamedTuple):
+    """The leaves of a round's trees, for new values.
+
+    Attributes:
+      leaf: the leaf of each row in each tree.
+      leaf_value, slopes: the old values; an empty leaf keeps them.
+      decay: the share of the old values that other leaves keep.
+    """
+
+    leaf: Int32[Array, "T N"]
+    leaf_value: Float[Array, "K L"]
+    slopes: Slopes | None
+    decay: Float[Array, ""]
+
+
+def mix_leaves(trees: Tree, given: GivenLeaves) -> Tree:
+    """Returns the trees with the old values where leaves are empty, and their share."""
+    assert trees.sums is not None
+    decay, slopes, before = given.decay, trees.slopes, given.slopes
+    filled = trees.sums.weight > 0
+    if slopes is not None and before is not None:
+        # With decay around the old centers, so that old and new terms can be added.
+        moved = round_alone(slopes.slope * (before.center - slopes.center))
+        moved = jnp.sum(jnp.where(slopes.feature >= 0, moved, 0.0), axis=-1)
+        moved = trees.leaf_value + jnp.where(decay > 0, moved, 0.0)
+        slopes = Slopes(
+            jnp.where(decay > 0, before.feature, slopes.feature),
+            mix(decay, before.slope, slopes.slope),
+            jnp.where(decay > 0, before.center, slopes.center),
+        )
+        # One tree of all scores has the same terms for each.
+        keep = filled
+        if len(slopes.feature) != len(filled):
+            keep = jnp.any(filled, axis=0, keepdims=True)
+        slopes = jax.tree.map(
+            lambda new, before: jnp.where(keep[..., None], new, before), slopes, before
+        )
+        trees = trees._replace(leaf_value=moved, slopes=slopes)
+    mixed = mix(decay, given.leaf_value, trees.leaf_value)
+    return trees._replace(leaf_value=jnp.where(filled, mixed, given.leaf_value))
+
+
+def mix(decay: Any, old: Any, new: Any) -> Any:
+    """Returns ``decay`` of the old values and the rest of the new ones."""
+    # Without decay to the bit, with the sign of a zero.
+    return jnp.where(decay > 0, decay * old + (1 - decay) * new, new)
