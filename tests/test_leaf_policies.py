@@ -15,7 +15,7 @@ from tables import FULL
 import jboost as jb
 from jboost.boosting.derivatives import choose_scaling, differentiate, start_round
 from jboost.boosting.method import make_method
-from jboost.boosting.round import fit_leaves, sum_leaves
+from jboost.boosting.round import find_own_steps, fit_leaves, sum_leaves
 from jboost.boosting.settings import read_settings
 from jboost.boosting.state import Arrays, Data, Problem, StartPoint, Static, start_state
 from jboost.codes.codes import DenseCodes
@@ -82,7 +82,8 @@ def fill_leaves(combinations):
             one = jax.tree.map(lambda array: array[0], now.trees())
             leaf = jnp.asarray(LEAF)
             summed = sum_leaves(problem, now, one, tree, leaf)
-            fitted = fit_leaves(problem, 1.0, state, now, one, summed, leaf)
+            newton = find_own_steps(problem, now, one, summed)
+            fitted = fit_leaves(problem, 1.0, state, now, one, summed, leaf, newton)
             values.append(fitted.leaf_value)
         return values
 

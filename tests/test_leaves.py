@@ -20,7 +20,8 @@ from jboost.objective.evaluation import Objective
 from jboost.objective.minimizers import find_kinks, find_minimizers
 from jboost.objective.tracing import trace_loss
 from jboost.trees.initial import initial_score
-from jboost.trees.leaves import LeafProblems, newton_step, solve_leaves
+from jboost.trees.leaves import LeafProblems, find_steps, solve_leaves
+from jboost.trees.tree import LeafSums
 
 L = jb.losses
 ROWS, LEAVES = 12, 3  # the last leaf stays empty unless a test fills it
@@ -42,12 +43,13 @@ def compiled_solve(
         objective = objective._replace(kinks=find_kinks(objective, weights))
     gradient, curvature = derivatives(objective, scores[None], weights, "auto")
     rows = [jnp.where(weights > 0, weights * d[0], 0) for d in (gradient, curvature)]
-    newton = partial(newton_step, *sum_channels(rows, leaf, LEAVES), penalty)
+    sums = LeafSums(*sum_channels(rows, leaf, LEAVES), penalty, penalty)
+    newton = find_steps(sums, penalty, None, None)
     groups = LeafProblems(
         jnp.int32(0), scores[None], weights, None, leaf,
         jnp.broadcast_to(penalty, LEAVES),
     )  # fmt: skip
-    return solve_leaves(objective, groups, newton, kind), newton()[0]
+    return solve_leaves(objective, groups, newton, kind), newton.value
 
 
 @lru_cache
@@ -275,10 +277,11 @@ def test_poor_steps_of_many_rows_are_solved_for():
         scores = jnp.zeros((1, leaf.size), jnp.float32)
         channels = [d[0] for d in derivatives(objective, scores, weights, "exact")]
         sums = sum_channels(channels, leaf, num_leaves, weights)
-        newton = partial(newton_step, *sums, jnp.float32(0))
+        sums = LeafSums(*sums, sums[0], jnp.float32(0))
+        newton = find_steps(sums, jnp.float32(0), None, None)
         penalty = jnp.zeros(num_leaves, jnp.float32)
         groups = LeafProblems(jnp.int32(0), scores, weights, None, leaf, penalty)
-        return solve_leaves(objective, groups, newton, "guarded"), newton()[0]
+        return solve_leaves(objective, groups, newton, "guarded"), newton.value
 
     for far in (leaf < 5, leaf != 11):  # few rows, and most rows
         # Far from its minimum, log cosh hardly curves: Newton steps go much too far.

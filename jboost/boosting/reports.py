@@ -48,6 +48,26 @@ class Report(NamedTuple):
     row_losses: Float[Array, " N"] | None
 
 
+class RowLosses(NamedTuple):
+    """The losses of rows that decide about a round and report it; None: not known.
+
+    Attributes:
+      before, after: those of the training rows before and after the round.
+      moved: those after the Newton steps alone.
+      slope: the gradients after the Newton steps alone.
+      sets: those of the validation sets that have rows of their own, after the round.
+    """
+
+    before: Float[Array, " N"] | None
+    after: Float[Array, " N"] | None = None
+    moved: Float[Array, " N"] | None = None
+    slope: Float[Array, "1 N"] | None = None
+    sets: tuple[Float[Array, " _"], ...] = ()
+
+
+_UNKNOWN = RowLosses(None)
+
+
 def report_round(
     problem: Problem,
     keep: bool,
@@ -58,30 +78,40 @@ def report_round(
     in_bag: Bool[Array, " N"] | None,
     *,
     sizes: Float[Array, " G"] | None = None,
-    row_losses: Float[Array, " N"] | None = None,
+    losses: RowLosses = _UNKNOWN,
 ) -> Report:
     """Reports a round; ``in_bag`` is None if the trees learned from all rows.
 
-    ``row_losses`` are the losses of the training rows after it, if they are known.
+    Losses that are not given are computed here. The problem has no loss if all are.
     """
     loss, constants, data = problem.loss, problem.constants, problem.data
-    parameters = reported_parameters(loss, state)
     set_scores = [
         move_scores(rows.offset, state.init_score.reshape(-1)) + steps
         for rows, steps in zip(sets, set_steps, strict=True)
     ]
 
-    def weigh(rows, scores):
+    def weigh(rows, scores, known):
+        if known is not None:
+            return known, rows.weights
+        parameters = reported_parameters(loss, state)
         return weigh_losses(loss, constants, parameters, rows, scores, state.words)
 
-    own = row_losses, data.weights
-    pairs: list[Any] = [weigh(data, state.scores) if row_losses is None else own]
+    pairs: list[Any] = [weigh(data, state.scores, losses.after)]
+    others = iter(losses.sets)
     for rows, scores in zip(sets, set_scores, strict=True):
         # Sets without codes are the training rows, with other weights.
         alike = rows.codes is None and not isinstance(loss, GroupLoss)
-        pairs.append((pairs[0][0], rows.weights) if alike else weigh(rows, scores))
+        pairs.append(
+            (pairs[0][0], rows.weights)
+            if alike
+            else weigh(rows, scores, next(others, None))
+        )
     if in_bag is not None:
-        pairs.append(_improvements(loss, constants, data, ~in_bag, before, state))
+        if losses.before is not None and losses.after is not None:
+            out = jnp.where(in_bag, 0.0, data.weights)
+            pairs.append((losses.before - losses.after, out))
+        else:
+            pairs.append(_improvements(loss, constants, data, ~in_bag, before, state))
     means, sizes = weighted_means(pairs, sizes)
     return Report(
         losses=jnp.stack(means[: 1 + len(sets)]),

@@ -28,6 +28,7 @@ from jboost.boosting.derivatives import (
 )
 from jboost.boosting.first_sums import find_leaf_sizes, measure_first
 from jboost.boosting.groups import solve_group_leaves
+from jboost.boosting.reports import RowLosses
 from jboost.boosting.state import (
     BoostState,
     Data,
@@ -51,9 +52,12 @@ from jboost.trees.joint import Stopping, bound_leaves, solve_jointly
 from jboost.trees.leaf_operations import add_values
 from jboost.trees.leaves import (
     LeafProblems,
+    NewtonSteps,
+    ask_slopes,
+    compare_losses,
+    find_steps,
     keeps_steps,
-    newton_step,
-    pull_to_parents,
+    shift_scores,
     solve_leaves,
 )
 from jboost.trees.limits import TreeLimits
@@ -63,7 +67,6 @@ from jboost.trees.slopes import (
     fit_slopes,
     limit_slopes,
     list_terms,
-    mix_leaves,
 )
 from jboost.trees.splitting import UNBOUNDED
 from jboost.trees.tree import LeafSums, Tree
@@ -179,10 +182,16 @@ def fit_leaves(
     task: TreeTask,
     tree: Tree,
     leaf: Int32[Array, " N"],
+    newton: NewtonSteps,
 ) -> Tree:
-    """Returns the tree of :func:`sum_leaves` with values, times the learning rate."""
-    method, limits = problem.method, plan.limits
-    newton, groups, sums = _prepare(problem, state, plan, task, tree, leaf)
+    """Returns the tree of :func:`sum_leaves` with values, times the learning rate.
+
+    ``newton`` is the result of :func:`find_own_steps`.
+    """
+    method, limits, sums = problem.method, plan.limits, tree.sums
+    assert sums is not None
+    newton = _doubt(problem, state, newton)
+    groups = _pose_problems(problem, state, plan, task, leaf, newton)
     bounds = None if tree.bounds is None else tree.bounds * task.for_leaves.value_unit
     if bounds is not None and limits.values is not None:
         # The same numbers, but with the derivative in max_delta_step.
@@ -209,22 +218,23 @@ def fit_leaves(
     tree = _finish(problem, learning_rate, tree, value, bounds)._replace(bounds=None)
     if tree.slopes is None or method.leaf_solver in ("newton", "hessian", "joint"):
         return tree
-    lower = _lowers_loss(problem, bind_objective(problem, state), groups, tree)
+    lower = _lowers_loss(problem, state, groups, tree)
     slope = jnp.where(lower, tree.slopes.slope, 0.0)
     return tree._replace(slopes=tree.slopes._replace(slope=slope))
 
 
-def _lowers_loss(problem, objective, groups, tree, before=None):
+def _lowers_loss(problem, state, groups, tree, before=None):
     """Returns whether the loss does not rise where a tree with slopes is added.
 
     ``before`` is the loss of each row before; None: computed here.
     """
-    k, table = groups.k, problem.data.values
-    moved = add_leaves(
-        groups.scores[k][None], jax.tree.map(lambda array: array[None], tree),
-        groups.group[None], table,
-    )[0]  # fmt: skip
-    after = loss_values(objective, groups.scores.at[k].set(moved))
+    trees = jax.tree.map(lambda array: array[None], tree)
+    own, leaf = state.steps[groups.k][None], groups.group[None]
+    steps = add_leaves(own, trees, leaf, problem.data.values)
+    if len(state.steps) > 1:
+        steps = state.steps.at[groups.k].set(steps[0])
+    objective = bind_objective(problem, state)
+    after = loss_values(objective, state._replace(steps=steps).scores)
     before = loss_values(objective, groups.scores) if before is None else before
     return _is_lower(before, after, groups.weights)
 
@@ -318,36 +328,71 @@ def are_steps_kept(
     plan: RoundPlan,
     trees: Tree,
     leaf: Int32[Array, "T N"],
+    newton: NewtonSteps,
     steps: Float[Array, "K N"],
     row_losses: Float[Array, " N"] | None,
 ) -> tuple[Bool[Array, ""], Float[Array, " N"] | None]:
     """Returns whether "guarded" keeps the Newton steps of all leaves of a round.
 
-    ``steps`` are those after the round. Also returns the loss of each row there, if it
-    was computed.
+    ``newton`` are those steps, and ``steps`` those of all rows after the round. Also
+    returns the loss of each row there, if it was computed.
     """
 
-    def check(task, tree, leaf, row_losses=None):
-        newton, groups, _ = _prepare(problem, state, plan, task, tree, leaf)
+    newton = _doubt(problem, state, newton)
+
+    def check(task, tree, newton, leaf, row_losses=None):
+        groups = _pose_problems(problem, state, plan, task, leaf, newton)
         objective = bind_objective(problem, state)
-        kept = jnp.all(keeps_steps(objective, groups, *newton(), row_losses))
+        kept = jnp.all(keeps_steps(objective, groups, newton, row_losses))
         if tree.slopes is None or problem.method.share_structure:
             return kept
-        return kept & _lowers_loss(problem, objective, groups, tree, row_losses)
+        return kept & _lowers_loss(problem, state, groups, tree, row_losses)
 
     if problem.method.share_structure:
         only = leaf[0]
-        each = _split_scores(problem, plan, trees)
+        each = *_split_scores(problem, plan, trees), newton
         kept = jax.lax.map(lambda parts: check(*parts, leaf=only), each)
         return jnp.all(kept), None
     if row_losses is None:
         row_losses = loss_values(bind_objective(problem, state), state.scores)
-    each = plan.trees(), trees, leaf
+    each = plan.trees(), trees, newton, leaf
     kept = map_scores(lambda parts: check(*parts, row_losses=row_losses), each)
     if len(steps) == 1:  # its tree has been compared leaf by leaf
         return jnp.all(kept), None
     lower, after = _lower_together(problem, state, plan, steps, row_losses)
     return jnp.all(kept) & lower, after
+
+
+def judge_steps(
+    problem: Problem,
+    state: BoostState,
+    plan: RoundPlan,
+    trees: Tree,
+    leaf: Int32[Array, "1 N"],
+    newton: NewtonSteps,
+    losses: RowLosses,
+) -> tuple[Bool[Array, ""], Bool[Array, ""]]:
+    """Computes :func:`are_steps_kept` for one score from losses of the rows.
+
+    The second result is whether ``losses`` suffice; without slopes they may not.
+    """
+    task, tree, own, leaf = jax.tree.map(
+        lambda array: array[0], (plan.trees(), trees, newton, leaf)
+    )
+    groups = _pose_problems(problem, state, plan, task, leaf, own)
+    before, after, moved, slope, _ = losses
+    assert before is not None and moved is not None
+    kept, hidden = compare_losses(groups, own, before, moved)
+    enough = ~jnp.any(hidden)
+    if slope is not None:
+        if state.minimizer is not None:
+            at_minimum = shift_scores(groups, own.value) == state.minimizer
+            slope = jnp.where(at_minimum, 0.0, slope)
+        kept, enough = ask_slopes(groups, own, kept, hidden, slope), jnp.asarray(True)
+    kept = jnp.all(kept)
+    if tree.slopes is not None:
+        kept = kept & _is_lower(before, after, groups.weights)
+    return kept, enough
 
 
 def _lower_together(problem, state, plan, steps, before):
@@ -414,45 +459,59 @@ def _shrink(trees, share):
     return trees._replace(leaf_value=share * trees.leaf_value, slopes=slopes)
 
 
-def _prepare(problem, state, plan, task, tree, leaf):
-    """Returns a function for the Newton steps, the leaves' problems, and their sums."""
+def find_newton_steps(problem: Problem, plan: RoundPlan, trees: Tree) -> NewtonSteps:
+    """Returns the Newton steps of all scores, from the sums of their leaves."""
+    each = plan.trees(), trees
+    if problem.method.share_structure:
+        each = _split_scores(problem, plan, trees)
+    return jax.vmap(partial(find_own_steps, problem, plan))(*each)
+
+
+def find_own_steps(
+    problem: Problem, plan: RoundPlan, task: TreeTask, tree: Tree
+) -> NewtonSteps:
+    """Returns the Newton steps of the leaves of one score, from their sums."""
+    assert tree.sums is not None
     method, fitted, limits = problem.method, task.for_leaves, plan.limits
-    l1 = zero_rows = pull = None
-    if method.order_statistics:
-        penalty = jnp.float32(0)
-        if method.leaf_solver == "exact" and method.regularization == "relative":
-            zero_rows = limits.l2  # the weight of each leaf's pseudo-row at zero
-    else:
+    penalty, parent, l1 = jnp.float32(0), None, None
+    if not method.order_statistics:
+        penalty = round_alone(limits.l2 * fitted.mean)
         if limits.values is not None:
             l1 = round_alone(limits.values.l1 * fitted.mean)
-        penalty = round_alone(limits.l2 * fitted.mean)
-    choices = decide_by_data(
-        state.pointed, state.least_rows, method.leaf_solver, limits.min_child_samples
-    )
-    sums = tree.sums
-    assert sums is not None
-    if limits.parent_rows is not None and not method.order_statistics:
-        parent = round_alone(limits.parent_rows * fitted.mean)
-        penalty, pull = pull_to_parents(sums, penalty, parent, l1)
+        if limits.parent_rows is not None:
+            parent = round_alone(limits.parent_rows * fitted.mean)
+    return find_steps(tree.sums, penalty, parent, l1)
 
-    def newton():
-        gradient = sums.gradient if pull is None else sums.gradient - pull
-        step, promised = newton_step(gradient, sums.curvature, penalty, l1)
-        return step, jnp.where(choices.exact_leaves, jnp.inf, promised)
 
+def _doubt(problem, state, newton):
+    """Returns Newton steps with promises that none keeps, if a loss is pointed."""
+    if problem.method.leaf_solver != "guarded":
+        return newton
+    promised = jnp.where(state.pointed, jnp.inf, newton.promised)
+    return newton._replace(promised=promised)
+
+
+def _pose_problems(problem, state, plan, task, leaf, newton):
+    """Returns the problems that the leaf values of one score solve."""
+    method, fitted, limits = problem.method, task.for_leaves, plan.limits
+    l1 = zero_rows = None
+    if method.order_statistics:
+        if method.leaf_solver == "exact" and method.regularization == "relative":
+            zero_rows = limits.l2  # the weight of each leaf's pseudo-row at zero
+    elif limits.values is not None:
+        l1 = round_alone(limits.values.l1 * fitted.mean)
     scores, weights = state.scores, plan.weights(problem.data, fitted.known)
-    groups = LeafProblems(
+    return LeafProblems(
         k=task.k,
         scores=scores,
         weights=weights if fitted.factor is None else weights * fitted.factor,
         direction=None,
         group=leaf,
-        penalty=jnp.broadcast_to(penalty, tree.leaf_value.shape[0]),
-        pull=pull,
+        penalty=newton.penalty,
+        pull=newton.pull,
         l1=l1,
         zero_rows=zero_rows,
     )
-    return newton, groups, sums
 
 
 _STOPPING = Stopping(steps=10, residual=1e-6, least_bend=0.02, overshoot=0.5)
@@ -483,7 +542,9 @@ def sum_shared_leaves(
     )
 
 
-def _fit_shared_leaves(problem, learning_rate, state, plan, tree, leaf, pointed):
+def _fit_shared_leaves(
+    problem, learning_rate, state, plan, tree, leaf, pointed, newton
+):
     """Returns the tree with its leaf values, times the learning rate.
 
     ``pointed`` says that the loss resembles |r| in most rows, so that its Hessian is
@@ -496,13 +557,14 @@ def _fit_shared_leaves(problem, learning_rate, state, plan, tree, leaf, pointed)
 
     def fit_alone():
         def fit(parts):
-            task, own = parts
-            return fit_leaves(alone, jnp.float32(1), state, plan, task, own, leaf)
+            task, own, newton = parts
+            sizes = jnp.float32(1), state, plan
+            return fit_leaves(alone, *sizes, task, own, leaf, newton)
 
-        return jax.lax.map(fit, each).leaf_value
+        return jax.lax.map(fit, (*each, newton)).leaf_value
 
     def fit_jointly():
-        value, own = _solve_vectors(problem, state, plan, tree, leaf), each[1]
+        value, own = _solve_vectors(problem, state, plan, tree, leaf, newton), each[1]
         if own.bounds is not None:
             bounds = own.bounds * plan.for_leaves.value_unit[:, None, None]
             value = jnp.clip(value, *jnp.moveaxis(bounds, -1, 0))
@@ -537,7 +599,7 @@ def _split_scores(problem, plan, tree):
     return task, Tree(none, none, none, tree.leaf_value, tree.sums, bounds)
 
 
-def _solve_vectors(problem, state, plan, tree, leaf):
+def _solve_vectors(problem, state, plan, tree, leaf, newton):
     weights, fitted, values = (
         plan.weights(problem.data),
         plan.for_leaves,
@@ -550,15 +612,11 @@ def _solve_vectors(problem, state, plan, tree, leaf):
         "solved for together; use share_structure=False or leaf_solver='newton'",
     )
     objective = bind_objective(problem._replace(arrays=arrays), state)
-    penalty = round_alone(plan.limits.l2 * fitted.mean)[:, None]
-    gradient, l1, pull = sums.gradient, None, jnp.float32(0)
+    gradient, pull = sums.gradient, newton.pull
+    if pull is not None:
+        gradient = gradient - pull
     if values is not None:
         l1 = round_alone(values.l1 * fitted.mean)[:, None]
-    if plan.limits.parent_rows is not None:
-        parent = round_alone(plan.limits.parent_rows * fitted.mean)[:, None]
-        penalty, pull = pull_to_parents(sums, penalty, parent, l1)
-        gradient = gradient - pull
-    if l1 is not None:
         gradient = gradient - jnp.clip(gradient, -l1, l1)
     num_leaves = gradient.shape[1]
 
@@ -576,10 +634,10 @@ def _solve_vectors(problem, state, plan, tree, leaf):
     def slope_at(values):
         every = jnp.broadcast_to(leaf, scores.shape)
         slope = sum_leaves(gradients(objective, add_values(scores, values, every)))
-        return slope if plan.limits.parent_rows is None else slope - pull
+        return slope if pull is None else slope - pull
 
     return solve_jointly(
-        gradient, sums.curvature, penalty, multiply, slope_at, _STOPPING
+        gradient, sums.curvature, newton.penalty, multiply, slope_at, _STOPPING
     )
 
 
@@ -607,8 +665,8 @@ def grow_round(
     """
     state, raw = differentiate(problem, state)
     plan = start_round(problem, choose_scaling(problem), state, raw)
-    fit = learning_rate, state.pointed
-    trees, leaf = grow_trees(problem, state, plan, fit)
+    trees, leaf = grow_trees(problem, state, plan)
+    trees = fit_trees(problem, learning_rate, state, plan, trees, leaf, state.pointed)
     return add_trees(problem, state, plan, trees, leaf), trees, plan.in_bag
 
 
@@ -630,11 +688,14 @@ def step_round(
     solver: Any = "hessian" if guarded else method.leaf_solver
     static = problem.static._replace(method=replace(method, leaf_solver=solver))
     stepping = problem._replace(static=static)
-    trees, leaf = grow_trees(stepping, state, plan, (learning_rate, False))
+    trees, leaf = grow_trees(stepping, state, plan)
+    newton = find_newton_steps(problem, plan, trees)
+    parts = plan, trees, leaf, False, newton
+    trees = fit_trees(stepping, learning_rate, state, *parts)
     after = add_trees(problem, state, plan, trees, leaf)
     kept = state.lost[1] == 0
     if guarded:
-        parts = problem, state, plan, trees, leaf, after.steps, None
+        parts = problem, state, plan, trees, leaf, newton, after.steps, None
         kept = kept & are_steps_kept(*parts)[0]
     return after, trees, kept
 
@@ -643,13 +704,11 @@ def grow_trees(
     problem: Problem,
     state: BoostState,
     plan: RoundPlan,
-    fit: tuple[Any, Any] | None,
     given: GivenLeaves | None = None,
 ) -> tuple[Tree, Int32[Array, "T N"]]:
     """Grows the trees of a round, sums the derivatives in their leaves, fits slopes.
 
-    ``fit`` holds the learning rate, and the ``pointed`` of :func:`fit_trees`, if leaf
-    values are computed here. If leaves are ``given``, trees have no splits.
+    If leaves are ``given``, trees have no splits.
     """
 
     def grow(task):
@@ -672,10 +731,6 @@ def grow_trees(
         leaf = leaf[None]
     else:
         trees, leaf = map_scores(grow_one, plan.trees())
-    if fit is not None:
-        rate, pointed = fit
-        trees = fit_trees(problem, rate, state, plan, trees, leaf, pointed)
-        trees = trees if given is None else mix_leaves(trees, given)
     return trees, leaf
 
 
@@ -713,22 +768,25 @@ def fit_trees(
     trees: Tree,
     leaf: Int32[Array, "T N"],
     pointed: Bool[ArrayLike, ""],
+    newton: NewtonSteps | None = None,
 ) -> Tree:
     """Returns the trees of a round with leaf values, times the learning rate.
 
     The trees have the sums of their leaves. ``pointed`` is the flag of the state, if
-    possible not traced.
+    possible not traced. ``newton`` is the result of :func:`find_newton_steps`, if it is
+    known.
     """
+    if newton is None:
+        newton = find_newton_steps(problem, plan, trees)
     if problem.method.share_structure:
         return _fit_shared_leaves(
-            problem, learning_rate, state, plan, trees, leaf[0], pointed
+            problem, learning_rate, state, plan, trees, leaf[0], pointed, newton
         )
 
     def fit(parts):
-        task, tree, leaf = parts
-        return fit_leaves(problem, learning_rate, state, plan, task, tree, leaf)
+        return fit_leaves(problem, learning_rate, state, plan, *parts)
 
-    trees = map_scores(fit, (plan.trees(), trees, leaf))
+    trees = map_scores(fit, (plan.trees(), trees, leaf, newton))
     return shorten_together(problem, state, plan, trees, leaf)
 
 

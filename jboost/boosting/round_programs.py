@@ -11,7 +11,7 @@ Out: the next state and its trees, equal bit for bit to those of
 
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -29,13 +29,15 @@ from jboost.boosting.derivatives import (
 )
 from jboost.boosting.first_sums import SumGuesses
 from jboost.boosting.method import Method, Numbers
-from jboost.boosting.reports import add_to_sets, report_round
+from jboost.boosting.reports import RowLosses, add_to_sets, report_round
 from jboost.boosting.round import (
     advance,
     are_steps_kept,
     count_round,
+    find_newton_steps,
     fit_trees,
     grow_trees,
+    judge_steps,
 )
 from jboost.boosting.state import Arrays, BoostState, Data, Problem, Static
 from jboost.entry.collectives import every
@@ -45,6 +47,9 @@ from jboost.kernels.library import choose
 from jboost.numerics.arrays import pack
 from jboost.objective.curvature import INFORMED, are_finite, count_lost
 from jboost.objective.group_tracing import GroupLoss
+from jboost.trees.joint_start import move_scores
+from jboost.trees.leaf_operations import add_values
+from jboost.trees.leaves import NewtonSteps
 from jboost.trees.slopes import GivenLeaves, add_leaves, mix_leaves
 from jboost.trees.tree import Tree
 
@@ -144,6 +149,11 @@ class RoundTrees(NamedTuple):
       plan: the plan of the round, without the derivatives of the rows.
       state, set_steps: the state after the round, without fields that depend on the
         loss, and steps of the validation sets; None if leaf values are no Newton steps.
+      newton: the Newton steps of the leaves, unless they are the leaf values.
+      scores: those after the round of the training rows, and of the validation sets
+        that have rows of their own; () if ``finish`` contains the loss.
+      moved: those of the training rows after the Newton steps alone, if the loss is to
+        judge these and is not in ``finish``.
       words: the packed trees of all rounds so far.
     """
 
@@ -152,6 +162,9 @@ class RoundTrees(NamedTuple):
     leaf: Int32[Array, "K N"]
     state: BoostState | None
     set_steps: tuple[Float[Array, "K N"], ...] | None
+    newton: NewtonSteps | None
+    scores: tuple[Float[Array, "K _"], ...]
+    moved: Float[Array, "K N"] | None
     words: Int32[Array, "R W"]
     all_finite: Bool[Array, ""]
 
@@ -174,14 +187,15 @@ class Summary(NamedTuple):
 
     Attributes:
       losses, improvement: fields of :class:`jboost.boosting.reports.Report`.
-      all_finite, kept: whether ``derive`` and ``finish`` left nothing out. If one left
-        out something, the rounds from here on must be made again by programs that
-        contain everything.
+      all_finite, enough, kept: whether ``derive`` left nothing out, ``finish`` got all
+        that it needed, and Newton steps are good. If not, the rounds from here on must
+        be made again by programs that contain more.
     """
 
     losses: Float[Array, " S"]
     improvement: Float[Array, ""] | None
     all_finite: Bool[Array, ""]
+    enough: Bool[Array, ""]
     kept: Bool[Array, ""]
 
 
@@ -205,6 +219,12 @@ def for_growth(method: Method) -> Method:
     )  # fmt: skip
 
 
+def for_finish(static: Static) -> Static:
+    """Returns the part of the options that a ``finish`` without a loss depends on."""
+    nothing: Any = None
+    return Static(nothing, replace(for_growth(static.method), num_bins=2))
+
+
 def without_loss(state: BoostState) -> BoostState:
     """Returns the state without the fields that differ in shape between losses."""
     return state._replace(
@@ -220,6 +240,11 @@ def with_loss(state: BoostState, before: BoostState) -> BoostState:
         parameters=before.parameters, first_parameters=before.first_parameters,
         probe=before.probe,
     )  # fmt: skip
+
+
+# What becomes of the Newton steps of leaves: the loss judges them, they are the leaf
+# values in any case, or leaf values are computed with the loss.
+Steps = Literal["judged", "kept", "none"]
 
 
 class Derived(NamedTuple):
@@ -260,7 +285,8 @@ def derive(
 def grow(
     method: Method,
     scaling: Scaling,
-    steps: bool,
+    steps: Steps,
+    scored: bool,
     growth: GrowOperands,
     turn: RoundInputs,
     derived: Derived,
@@ -268,8 +294,8 @@ def grow(
 ) -> RoundTrees:
     """Grows the trees of a round, and sums the derivatives in their leaves.
 
-    ``steps`` says whether leaf values are Newton steps, so that no loss is needed for
-    them. The state is one of :func:`without_loss`.
+    No loss is needed for leaf values that are Newton steps; with ``scored``, scores are
+    returned at which it is to be evaluated. The state is one of :func:`without_loss`.
     """
     (numbers, data, sets), (state, set_steps, rate, entry, given) = growth, turn
     static: Any = Static(None, method)  # type: ignore[arg-type]
@@ -279,10 +305,13 @@ def grow(
     state = note_lost(state, lost)
     plan = start_round(problem, scaling, state, raw)
 
-    fit = (rate, False) if steps else None
-    trees, leaf = grow_trees(problem, state, plan, fit, given)
-    after, new_steps = None, None
-    if steps:
+    trees, leaf = grow_trees(problem, state, plan, given)
+    after = new_steps = None
+    newton = find_newton_steps(problem, plan, trees)
+    scores, moved = (), None
+    if steps != "none":
+        trees = fit_trees(problem, rate, state, plan, trees, leaf, False, newton)
+        trees = trees if given is None else mix_leaves(trees, given)
         after = count_round(
             state, plan, add_leaves(state.steps, trees, leaf, data.values)
         )
@@ -290,11 +319,29 @@ def grow(
         new_steps = add_to_sets(trees, sets, set_steps, after.steps)
         words = _store(words, pack(trees), entry)
     rest: Any = plan.for_leaves._replace(gradient=None, curvature=None)
+    newton = None if steps == "kept" else newton
+    if scored:
+        scores = _list_scores(sets, state, after, new_steps)
+        if newton is not None:
+            moved = add_values(state.scores, newton.value, leaf)
     nothing: Any = None
     plan = plan._replace(
         for_splits=nothing, for_leaves=rest, shard_sums=None, projection=None
     )
-    return RoundTrees(plan, trees, leaf, after, new_steps, words, all_finite)
+    return RoundTrees(
+        plan, trees, leaf, after, new_steps, newton, scores, moved, words, all_finite
+    )
+
+
+def _list_scores(sets, state, after, set_steps):
+    """Returns the scores of the training rows, and of the sets with own rows."""
+    begin = state.init_score.reshape(-1)
+    others = [
+        move_scores(rows.offset, begin) + steps
+        for rows, steps in zip(sets, set_steps, strict=True)
+        if rows.codes is not None
+    ]
+    return (state._replace(steps=after.steps).scores, *others)
 
 
 def _store(buffer, value, entry):
@@ -321,9 +368,15 @@ class FinishOptions(NamedTuple):
 
 
 class ProgramOptions(NamedTuple):
-    """Options of the programs of a round; see :func:`choose_options`."""
+    """Options of the programs of a round; see :func:`choose_options`.
+
+    ``scored`` says that the losses of rows are computed by a program of their own, so
+    that ``finish`` serves all losses.
+    """
 
     smooth: bool | None
+    steps: Steps
+    scored: bool
     finish: FinishOptions
 
 
@@ -331,12 +384,14 @@ class IncludeFallbacks(NamedTuple):
     """Flags for the programs that contain rarely needed code."""
 
     derive: bool
+    slopes: bool
     finish: bool
 
     def extend(self, made: Summary) -> "IncludeFallbacks":
         """Adds those that some round lacked: it will be needed again."""
         return IncludeFallbacks(
             derive=self.derive or not np.all(made.all_finite),
+            slopes=self.slopes or not np.all(made.enough),
             finish=self.finish or not np.all(made.kept),
         )
 
@@ -346,10 +401,12 @@ def choose_options(
     state: BoostState,
     reports: tuple[bool, bool],
     whole: IncludeFallbacks,
+    apart: bool = False,
 ) -> ProgramOptions:
     """Decides from concrete values which code the programs of a round contain.
 
-    ``reports`` are ``keep`` and ``bagged`` of :class:`FinishOptions`.
+    ``reports`` are ``keep`` and ``bagged`` of :class:`FinishOptions`. With ``apart``,
+    losses of rows are computed apart where that is possible.
     """
     method, kinks, loss = problem.method, state.kinks, problem.loss
     smooth, kind = None, None
@@ -368,7 +425,12 @@ def choose_options(
     if method.leaf_solver == "guarded":
         solve = whole.finish or bool(state.pointed)
     pointed = method.share_structure and bool(state.pointed)
-    return ProgramOptions(smooth, FinishOptions(*reports, solve, kind, pointed))
+    judged = method.leaf_solver == "guarded"
+    steps: Steps = "none" if solve else "judged" if judged else "kept"
+    of_rows = not (isinstance(loss, GroupLoss) or loss.estimate is not None or solve)
+    scored = apart and of_rows and len(state.steps) == 1 and not method.share_structure
+    options = FinishOptions(*reports, solve, kind, pointed)
+    return ProgramOptions(smooth, steps, scored, options)
 
 
 @for_host
@@ -380,27 +442,31 @@ def finish(
     turn: RoundInputs,
     grown: RoundTrees,
     stored: RoundBuffers,
-    row_losses: Float[Array, " N"] | None,
+    losses: RowLosses,
 ) -> tuple[Any, RoundBuffers, Float[Array, " N"] | None]:
-    """Completes a round, and stores it; ``row_losses`` are None if they are unknown.
+    """Completes a round, and stores it; losses that are not given are computed here.
+
+    If all are given, neither ``static`` nor the operands hold a loss.
 
     Returns the state, the steps of the validation sets and the packed trees, if
     ``options.solve``, else the parameters of an adaptive loss; the buffers with this
-    round; and ``row_losses``, the losses of the training rows, after the round.
+    round; and the losses of the training rows after it, if those before are given.
     """
     state, set_steps, rate, entry, given = turn
     if not options.bagged:
         all_rows: Any = None
         grown = grown._replace(plan=grown.plan._replace(in_bag=all_rows))
     problem, plan, before = Problem(static, arrays), grown.plan, state
-    trees, words, kept = grown.trees, grown.words, jnp.asarray(True)
-    after = None
+    trees, words, after = grown.trees, grown.words, losses.after
+    kept = enough = jnp.asarray(True)
     if options.solve:
         start = state
+        # Order statistics are not shrunk, as the steps are.
+        newton = None if static.method.order_statistics else grown.newton
         if options.kind is not None and state.kinks is not None:
             start = state._replace(kinks=state.kinks._replace(kind=options.kind))
         trees = fit_trees(
-            problem, rate, start, plan, trees, grown.leaf, options.pointed
+            problem, rate, start, plan, trees, grown.leaf, options.pointed, newton
         )
         trees = trees if given is None else mix_leaves(trees, given)
         words = _store(words, pack(trees), entry)
@@ -410,22 +476,27 @@ def finish(
     else:
         assert grown.state is not None and grown.set_steps is not None
         steps, set_steps = grown.state.steps, grown.set_steps
-        if static.method.leaf_solver == "guarded":
-            kept, after = are_steps_kept(
-                problem, state, plan, trees, grown.leaf, steps, row_losses
-            )
-    state = advance(problem, state, plan, steps)
+        if grown.newton is not None:
+            judged = problem, state, plan, trees, grown.leaf, grown.newton
+            if static.loss is None:
+                kept, enough = judge_steps(*judged, losses)
+            else:
+                kept, found = are_steps_kept(*judged, steps, losses.before)
+                after = found if static.loss.estimate is None else None
+    if static.loss is None:
+        state = count_round(state, plan, steps)
+    else:
+        state = advance(problem, state, plan, steps)
     in_bag = plan.in_bag if options.bagged else None
     report = report_round(
         problem, options.keep, sets, before, state, set_steps, in_bag,
-        sizes=stored.sizes,
-        row_losses=after if static.loss.estimate is None else None,
+        sizes=stored.sizes, losses=losses._replace(after=after),
     )  # fmt: skip
-    summary = Summary(report.losses, report.improvement, grown.all_finite, kept)
+    summary = Summary(report.losses, report.improvement, grown.all_finite, enough, kept)
     made = RoundBuffers(pack(summary), report.snapshots, state.parameters, None)
     stored = stored._replace(sizes=None)
     stored = jax.tree.map(partial(_store, entry=entry), stored, made)
     stored = stored._replace(sizes=report.sizes)
-    row_losses = None if row_losses is None else report.row_losses
+    row_losses = None if losses.before is None else report.row_losses
     found = (state, set_steps, words) if options.solve else state.parameters
     return found, stored, row_losses

@@ -25,7 +25,7 @@ from jaxtyping import Array, ArrayLike
 
 from jboost.entry.context import is_on_cpu
 from jboost.entry.decorators import fetch
-from jboost.entry.programs import FEW, FULL, QUICK, WHOLE, compiled
+from jboost.entry.programs import FEW, FULL, LIGHT, QUICK, WHOLE, compiled
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -88,18 +88,33 @@ def stage(
 
     traced.__name__ = function.__name__  # which logs and profiles show
 
-    @functools.wraps(function)
-    def run(*operands: Any, **keywords: Any) -> Any:
-        if not _from_host.get():
-            return function(*operands, **keywords)  # type: ignore[call-arg]
+    def find(*operands, **keywords):
         leaves, structure = jax.tree.flatten((operands, keywords))
         arrays = [leaf for leaf in leaves if hasattr(leaf, "dtype")]
         static = tuple(_ARRAY if hasattr(leaf, "dtype") else leaf for leaf in leaves)
         effort = _choose_effort(arrays, static, any_rounding)
         program = compiled(traced, structure, static, effort=effort, small=True)
+        return program, arrays
+
+    @functools.wraps(function)
+    def run(*operands: Any, **keywords: Any) -> Any:
+        if not _from_host.get():
+            return function(*operands, **keywords)  # type: ignore[call-arg]
+        program, arrays = find(*operands, **keywords)
         return program(*arrays)
 
+    run.find = find  # type: ignore[attr-defined]
     return run
+
+
+def bind_stage(function: Any, *operands: Any) -> Callable[[Array], Any]:
+    """Returns the program of a stage as a function of the last array alone.
+
+    It is for loops: the other operands stay, and the program is looked up once.
+    """
+    program, arrays = function.find(*operands)
+    run, fixed = program.jitted(*arrays), arrays[:-1]
+    return lambda last: run(*fixed, last)
 
 
 def elementwise(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -149,11 +164,11 @@ def _choose_effort(arrays, static, any_rounding):
     """
     if any(leaf.size > FEW for leaf in arrays):
         return FULL
-    free = any_rounding or all(
-        isinstance(leaf, str | int | FunctionType) or getattr(leaf, "num_scores", 1) > 1
-        for leaf in static
-    )
-    return QUICK if free else WHOLE
+    losses = [leaf for leaf in static if not isinstance(leaf, str | int | FunctionType)]
+    if not losses:
+        return QUICK
+    several = all(getattr(loss, "num_scores", 1) > 1 for loss in losses)
+    return LIGHT if any_rounding or several else WHOLE
 
 
 def runs_in_stages() -> bool:

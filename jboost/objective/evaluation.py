@@ -16,7 +16,7 @@ import numpy as np
 from jaxtyping import Array, ArrayLike, Bool, Float, Int32, UInt32
 
 from jboost.entry.programs import FEW
-from jboost.entry.stages import elementwise, runs_in_stages, stage
+from jboost.entry.stages import bind_stage, elementwise, runs_in_stages, stage
 from jboost.numerics.derivatives import differentiable, replace_without_derivative
 from jboost.numerics.exact import sum_each, sum_guessed
 from jboost.objective.tracing import TracedLoss
@@ -233,6 +233,26 @@ def loss_values(objective: Objective, scores: Float[Array, "K N"]):
 @stage
 def _loss_values(objective, scores):
     return map_rows(objective, objective.loss.value, scores)
+
+
+class RowPrograms(NamedTuple):
+    """Programs of a loss for scores of one shape, to be called from the host.
+
+    Attributes:
+      value: computes :func:`loss_values`.
+      gradient: computes gradients that do not rest at minima.
+    """
+
+    value: Callable[[Float[Array, "K N"]], Float[Array, " N"]]
+    gradient: Callable[[Float[Array, "K N"]], Float[Array, "K N"]]
+
+
+def bind_rows(objective: Objective, scores: Float[Array, "K N"]) -> RowPrograms:
+    """Returns the programs of a loss of these rows; the start uses the same ones."""
+    operands = without_minima(objective), scores
+    return RowPrograms(
+        bind_stage(_loss_values, *operands), bind_stage(_raw_gradients, *operands)
+    )
 
 
 def without_minima(objective: Objective) -> Objective:

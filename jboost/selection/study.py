@@ -542,7 +542,7 @@ def _run_block(
 
 def _find_program(study, problem, method, state, whole):
     """Returns the program of rounds; not ``whole``, it may find that steps fail."""
-    fallbacks = IncludeFallbacks(derive=whole, finish=whole)
+    fallbacks = IncludeFallbacks(derive=whole, slopes=whole, finish=whole)
     flags = state._replace(kinks=None, pointed=np.asarray(state.pointed).any())
     options = choose_options(problem, flags, (False, False), fallbacks)
     static = Static(problem.loss, method)

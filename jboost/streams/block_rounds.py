@@ -26,6 +26,7 @@ from jboost.boosting.first_sums import measure_first
 from jboost.boosting.reports import Report, add_to_sets, report_round
 from jboost.boosting.round import (
     add_trees,
+    find_own_steps,
     fit_leaves,
     fit_trees,
     shaping_derivatives,
@@ -253,7 +254,8 @@ def _fit(static, arrays, rate, state, plan, k, tree, leaf):
         return fit_trees(problem, rate, state, plan, trees, leaf[None], state.pointed)
     task = _pick(plan, k)
     tree = sum_leaves(problem, plan, task, tree, leaf)
-    tree = fit_leaves(problem, rate, state, plan, task, tree, leaf)
+    newton = find_own_steps(problem, plan, task, tree)
+    tree = fit_leaves(problem, rate, state, plan, task, tree, leaf, newton)
     return jax.tree.map(lambda array: array[None], tree)
 
 

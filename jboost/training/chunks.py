@@ -17,7 +17,7 @@ from tqdm import tqdm
 
 from jboost.boosting.derivatives import choose_scaling
 from jboost.boosting.method import Method
-from jboost.boosting.reports import no_sizes
+from jboost.boosting.reports import RowLosses, no_sizes
 from jboost.boosting.round_programs import (
     GrowOperands,
     IncludeFallbacks,
@@ -28,6 +28,7 @@ from jboost.boosting.round_programs import (
     derive,
     finish,
     for_derivatives,
+    for_finish,
     for_growth,
     grow,
     with_loss,
@@ -53,7 +54,7 @@ from jboost.entry.programs import (
 )
 from jboost.entry.stages import run_in_stages
 from jboost.numerics.arrays import count_words, unpack
-from jboost.objective.evaluation import loss_values
+from jboost.objective.evaluation import RowPrograms, bind_rows, loss_values
 from jboost.training.rows import PaddedRows
 from jboost.training.sharded import compile_round
 from jboost.trees import category_splits
@@ -245,7 +246,7 @@ class ArrayRunner:
         arrays = job.problem.arrays
         self.job = job
         self._programs: dict[Any, Any] = {}
-        self._whole = IncludeFallbacks(derive=False, finish=False)
+        self._whole = IncludeFallbacks(derive=False, slopes=False, finish=False)
         self._num_programs = num_made[0]
         spread = job.rows.spread
         put = jax.device_put if spread is None else spread.put_everywhere
@@ -257,14 +258,21 @@ class ArrayRunner:
         self._growth = GrowOperands(
             put(arrays.numbers),
             arrays.data._replace(targets=(), prepared=None),
-            tuple(rows.data._replace(prepared=None) for rows in job.sets.values()),
+            tuple(
+                rows.data._replace(targets=(), prepared=None)
+                for rows in job.sets.values()
+            ),
         )
         self._rows = Arrays(
             put(arrays.constants),
             self._growth.numbers,
             arrays.data._replace(codes=None),
         )
+        # Those of a `finish` without a loss.
+        bare = self._rows.data._replace(targets=(), prepared=None)
+        self._bare_rows = self._rows._replace(constants=(), data=bare)
         self._sets = tuple(rows.data for rows in job.sets.values())
+        self._row_programs: list[RowPrograms] = []
         self._entries = [put(np.int32(i)) for i in range(MOST_ROUNDS)]
 
     def run(self, position: Position, first: int, count: int) -> Chunk:
@@ -286,11 +294,13 @@ class ArrayRunner:
     def _queue_rounds(self, position, first, count):
         """Makes rounds; with few rows, waits only for the last one."""
         state, set_steps = position
-        options = choose_options(self.job.problem, state, self.job.reports, self._whole)
+        apart = self.job.rows.spread is None and not self._has_many(state.steps)
+        sizes = self.job.reports, self._whole, apart
+        options = choose_options(self.job.problem, state, *sizes)
         run_derive, run_grow, run_finish = self._find_programs(options, state.steps)
         rates = self.job.rates[first : first + count].astype(np.float32)
         words, stored = self._make_room(position)
-        row_losses = self._find_row_losses(state, options.finish)
+        row_losses = self._find_row_losses(state, options)
         grown, many = None, self._has_many(state.steps)
         here = is_on_cpu(state.steps)
         each = zip(rates, self._entries, self.given, strict=False)
@@ -307,8 +317,13 @@ class ArrayRunner:
                 jax.block_until_ready(grown.all_finite)
             grown = run_grow(self._growth, bare, derived, words)
             self._tidy(state.steps)
+            losses, rows, sets = RowLosses(row_losses), self._rows, self._sets
+            if options.scored:
+                losses = self._evaluate(state, row_losses, grown)
+                rows, sets = self._bare_rows, self._growth.sets
+                turn = bare._replace(state=self._bare(state))
             found, stored, row_losses = run_finish(
-                self._rows, self._sets, turn, grown, stored, row_losses
+                rows, sets, turn, grown, stored, losses
             )
             if options.finish.solve:
                 state, set_steps, words = found
@@ -326,6 +341,35 @@ class ArrayRunner:
         made = unpack(stored.numbers[:count], like)
         return Position(state, set_steps), stored, trees, made
 
+    def _bare(self, state):
+        """Returns the state for a ``finish`` without a loss."""
+        minimizer = state.minimizer if self._whole.slopes else None
+        return without_loss(state)._replace(minimizer=minimizer)
+
+    def _evaluate(self, state, before, grown):
+        """Returns the losses that a ``finish`` without a loss needs."""
+        own, *others = self._find_row_programs(state, grown.scores)
+        after, *sets = grown.scores
+        moved = slope = None
+        with run_in_stages():
+            if grown.moved is not None:
+                moved = own.value(grown.moved)
+                slope = own.gradient(grown.moved) if self._whole.slopes else None
+            pairs = zip(others, sets, strict=True)
+            values = tuple(each.value(scores) for each, scores in pairs)
+            return RowLosses(before, own.value(after), moved, slope, values)
+
+    def _find_row_programs(self, state, scores):
+        """Returns the programs of the loss of the training rows, and of each set."""
+        if not self._row_programs:
+            problem = self.job.problem
+            own = [rows for rows in self._sets if rows.codes is not None]
+            for rows, like in zip([problem.data, *own], scores, strict=True):
+                arrays = problem.arrays._replace(data=rows)
+                objective = bind_objective(problem._replace(arrays=arrays), state)
+                self._row_programs.append(bind_rows(objective, like))
+        return self._row_programs
+
     def _find_programs(self, options, scores):
         """Returns the programs of a round."""
         static = self.job.problem.static
@@ -335,10 +379,13 @@ class ArrayRunner:
             self._find(derive, for_derivatives(static), options.smooth, effort=effort),
             self._find(
                 grow, for_growth(static.method), choose_scaling(self.job.problem),
-                not options.finish.solve,
+                options.steps, options.scored,
                 effort=FULL if self._has_many(scores) else QUICK,
             ),
-            self._find(finish, static, options.finish, donate=(4,), effort=effort),
+            self._find(
+                finish, for_finish(static) if options.scored else static,
+                options.finish, donate=(4,), effort=effort,
+            ),
         )  # fmt: skip
 
     def _has_many(self, scores):
@@ -398,15 +445,16 @@ class ArrayRunner:
             sizes=self._sizes,
         )
 
-    def _find_row_losses(self, state, finish):
+    def _find_row_losses(self, state, options):
         """Returns the loss of each row if rounds need it and can pass it on."""
         problem, spread = self.job.problem, self.job.rows.spread
-        method = problem.method
+        method, solve = problem.method, options.finish.solve
         # The search for a start of several scores has compiled the program.
         few = len(state.steps) == 1 and state.steps.size <= FEW
         guarded = method.leaf_solver == "guarded" and not method.share_structure
         adaptive = problem.loss.estimate is not None
-        if few or adaptive or finish.solve or not guarded or spread is not None:
+        away = few or adaptive or solve or not guarded or spread is not None
+        if away and not options.scored:
             return None
         steps, row_losses = self._row_losses
         if steps is state.steps:
@@ -441,7 +489,7 @@ def like_summary(num_sets: int, bagged: bool) -> Summary:
     losses: Any = np.zeros(1 + num_sets, np.float32)
     improvement: Any = np.float32(0) if bagged else None
     true: Any = np.bool_(True)
-    return Summary(losses, improvement, all_finite=true, kept=true)
+    return Summary(losses, improvement, all_finite=true, enough=true, kept=true)
 
 
 def no_trees(method: Method, num_scores: int, rounds: int = 0) -> Tree:

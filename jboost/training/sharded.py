@@ -216,11 +216,11 @@ def _spec_derive(shards, static, _):
 
 
 def _spec_grow(shards, static, turn):
-    *_, steps = static
+    *_, steps, _ = static
     data = spec_of_data(shards)
     growth = fill_spec(GrowOperands, data=data, sets=data)
     specs = (growth, turn, _derived(shards), EVERYWHERE)
-    return specs, _grown(shards, steps)
+    return specs, _grown(shards, steps != "none")
 
 
 def _spec_finish(shards, static, turn):

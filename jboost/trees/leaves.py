@@ -111,6 +111,45 @@ def newton_step(
     return value, -gradient * value / 2
 
 
+class NewtonSteps(NamedTuple):
+    """The Newton steps of the leaves of a tree, or of the trees of K scores.
+
+    No loss is needed for them besides the sums of its derivatives.
+
+    Attributes:
+      value: the steps.
+      promised: the decrease of each leaf's loss that its step promises.
+      usual: the median of the promises of a tree that are positive; NaN: none is.
+      penalty, pull: fields of :class:`LeafProblems`.
+    """
+
+    value: Float[Array, "*K L"]
+    promised: Float[Array, "*K L"]
+    usual: Float[Array, "*K"]
+    penalty: Float[Array, "*K L"]
+    pull: Float[Array, "*K L"] | None
+
+
+def find_steps(
+    sums: LeafSums,
+    penalty: Float[Array, ""],
+    parent: Float[Array, ""] | None,
+    l1: Float[Array, ""] | None,
+) -> NewtonSteps:
+    """Returns the Newton steps of the leaves of a tree.
+
+    ``parent`` is the weight of :func:`pull_to_parents`; None: steps are shrunk to 0.
+    """
+    gradient, pull = sums.gradient, None
+    penalties = jnp.broadcast_to(penalty, gradient.shape)
+    if parent is not None:
+        penalties, pull = pull_to_parents(sums, penalty, parent, l1)
+        gradient = gradient - pull
+    value, promised = newton_step(gradient, sums.curvature, penalties, l1)
+    usual = jnp.nanmedian(jnp.where(promised > 0, promised, jnp.nan))
+    return NewtonSteps(value, promised, usual, penalties, pull)
+
+
 def pull_to_parents(
     sums: LeafSums,
     penalty: Float[Array, "..."],
@@ -127,22 +166,27 @@ def pull_to_parents(
     penalty alone. A node without rows on one side is no split: its child keeps its
     value.
     """
-    levels = [jnp.stack([sums.gradient, sums.curvature, sums.weight])]
-    while levels[-1].shape[-1] > 1:
-        levels.append(levels[-1][..., ::2] + levels[-1][..., 1::2])
-    *below, (gradient, curvature, _) = levels
-    value, _ = newton_step(gradient, curvature, penalty, l1)
+    nodes = jnp.stack([sums.gradient, sums.curvature, sums.weight])
+    num_leaves, width, below = nodes.shape[-1], 1, []
+    while width < num_leaves:  # each leaf gets the sums of the nodes above it
+        siblings = _swap_neighbors(nodes, width)
+        below.append((nodes, (nodes[2] > 0) & (siblings[2] > 0)))
+        nodes, width = nodes + siblings, 2 * width
+    value, _ = newton_step(nodes[0], nodes[1], penalty, l1)
     total, pull = jnp.broadcast_to(penalty, value.shape), jnp.zeros_like(value)
-    for gradient, curvature, weight in reversed(below):
-        split = (weight[..., ::2] > 0) & (weight[..., 1::2] > 0)
-        split, value, total, pull = (
-            jnp.repeat(a, 2, axis=-1) for a in (split, value, total, pull)
-        )
-        more, toward = penalty + parent, round_alone(parent * value)
+    more = penalty + parent
+    for (gradient, curvature, _), split in reversed(below):
+        toward = round_alone(parent * value)
         step, _ = newton_step(gradient - toward, curvature, more, l1)
         total, pull = jnp.where(split, more, total), jnp.where(split, toward, pull)
         value = jnp.where(split, step, value)
     return total, pull
+
+
+def _swap_neighbors(values, width):
+    """Swaps neighboring blocks of so many entries along the last axis."""
+    pairs = values.reshape(*values.shape[:-1], -1, 2, width)
+    return pairs[..., ::-1, :].reshape(values.shape)
 
 
 def find_medians(objective: Objective, groups: LeafProblems) -> Float[Array, " G"]:
@@ -245,11 +289,11 @@ _KEPT = 0.25  # share of the predicted decrease that a Newton step must achieve
 def solve_leaves(
     objective: Objective,
     groups: LeafProblems,
-    newton: Callable[[], tuple[Float[Array, " L"], Float[Array, " L"]]],
+    newton: NewtonSteps,
     leaf_solver: LeafSolver,
     bounds: Float[Array, "L 2"] | None = None,
 ) -> Float[Array, " L"]:
-    """Computes leaf values from Newton steps, which are made only where needed.
+    """Computes leaf values from Newton steps.
 
     ``"newton"``, ``"hessian"``: the steps, with different curvatures. ``"exact"``: the
     argmin of each leaf's loss, or the midpoint if the argmin is an interval; never
@@ -260,14 +304,14 @@ def solve_leaves(
     ``"median_step"``: one step from the median, see :func:`step_from_median`.
 
     Args:
-      newton: computes the result of :func:`jboost.trees.leaves.newton_step`.
+      newton: the steps of the leaves.
       leaf_solver: any but "auto".
       bounds: least and greatest value of each leaf. Values are clipped to them, which
         is optimal for a convex loss. With "line_search" the steps are clipped, and
         their multiple is at least 0, so that their order stays.
     """
     if leaf_solver == "line_search":
-        return _search_line(objective, groups, _within(newton()[0], bounds), bounds)
+        return _search_line(objective, groups, _within(newton.value, bounds), bounds)
     return _within(_solve_freely(objective, groups, newton, leaf_solver), bounds)
 
 
@@ -295,13 +339,14 @@ def _solve_freely(objective, groups, newton, leaf_solver):
         return _solve_exactly(objective, groups, newton)
     if leaf_solver == "median_step":
         return step_from_median(objective, groups)
-    step, promised = newton()
+    step = newton.value
     if leaf_solver in ("newton", "hessian"):
         return step
-    fallen, hidden = _compare_losses(objective, groups, step, promised)
+    fallen, hidden = _try_steps(objective, groups, newton)
 
     def settle(step):
-        kept = _ask_slopes(objective, groups, step, promised, fallen, hidden)
+        moved = newton._replace(value=step)
+        kept = _ask(objective, groups, moved, fallen, hidden)
 
         def solve(step):
             return _solve_some(objective, groups, step, ~kept)
@@ -342,8 +387,7 @@ def _solve_some(objective, groups, step, wanted):
 def keeps_steps(
     objective: Objective,
     groups: LeafProblems,
-    step: Float[Array, " L"],
-    promised: Float[Array, " L"],
+    newton: NewtonSteps,
     before: Float[Array, " N"] | None = None,
 ) -> Bool[Array, " L"]:
     """Returns whether each leaf's loss falls by a quarter of the promised decrease.
@@ -353,28 +397,58 @@ def keeps_steps(
     has a slope of at most 3/2 the promise over the step. ``before`` is the loss of each
     row at the scores of ``groups``; None: computed here.
     """
-    kept, hidden = _compare_losses(objective, groups, step, promised, before)
+    kept, hidden = _try_steps(objective, groups, newton, before)
     return jax.lax.cond(
         jnp.any(hidden),
-        lambda step: _ask_slopes(objective, groups, step, promised, kept, hidden),
+        lambda step: _ask(objective, groups, newton._replace(value=step), kept, hidden),
         lambda step: kept,
-        step,
+        newton.value,
     )
 
 
-def _compare_losses(objective, groups, step, promised, before=None):
-    """Returns whether each loss falls by enough, and whether rounding may hide that."""
-    (change, noise), *_ = _loss_changes(objective, groups, [step], before)
+def _try_steps(objective, groups, newton, before=None):
+    if before is None:
+        before = loss_values(objective, groups.scores)
+    moved = shift_scores(groups, newton.value)
+    return compare_losses(groups, newton, before, loss_values(objective, moved))
+
+
+def _ask(objective, groups, newton, kept, hidden):
+    slope = gradients(objective, shift_scores(groups, newton.value))
+    return ask_slopes(groups, newton, kept, hidden, slope)
+
+
+def compare_losses(
+    groups: LeafProblems,
+    newton: NewtonSteps,
+    before: Float[Array, " N"],
+    after: Float[Array, " N"],
+) -> tuple[Bool[Array, " L"], Bool[Array, " L"]]:
+    """Returns whether each loss falls by enough, and whether rounding may hide that.
+
+    ``before`` and ``after`` are the losses of the rows without and with the steps.
+    """
+    step, promised = newton.value, newton.promised
+    (change, noise), *_ = _sum_changes(groups, before, [after], [step])
     kept = -change >= _KEPT * promised - noise
     # Most trees have leaves that promise next to nothing; these do not count.
-    usual = jnp.nanmedian(jnp.where(promised > 0, promised, jnp.nan))
-    hidden = kept & (noise >= _KEPT * jnp.fmax(promised, usual)) & (step != 0)
+    hidden = kept & (noise >= _KEPT * jnp.fmax(promised, newton.usual)) & (step != 0)
     return kept, hidden
 
 
-def _ask_slopes(objective, groups, step, promised, kept, hidden):
-    """Returns ``kept``, but with the slope test for leaves in ``hidden``."""
-    slope, error = _slope(objective, groups, step)
+def ask_slopes(
+    groups: LeafProblems,
+    newton: NewtonSteps,
+    kept: Bool[Array, " L"],
+    hidden: Bool[Array, " L"],
+    gradient: Float[Array, "K N"],
+) -> Bool[Array, " L"]:
+    """Returns ``kept``, but with the slope test for leaves in ``hidden``.
+
+    ``gradient`` is that of the rows after the steps.
+    """
+    step, promised = newton.value, newton.promised
+    slope, error = _sum_slopes(groups, step, gradient)
     if groups.l1 is not None:
         slope = slope + groups.l1 * jnp.sign(step)
     most = 2 * (1 - _KEPT) * promised + error * jnp.abs(step)
@@ -408,9 +482,8 @@ def step_from_median(objective: Objective, groups: LeafProblems) -> Float[Array,
 
 def _solve_exactly(objective, groups, newton):
     def solve():
-        step, _ = newton()
-        wanted = jnp.ones(step.shape, bool)
-        return solve_groups(objective, groups, step, wanted)
+        wanted = jnp.ones(newton.value.shape, bool)
+        return solve_groups(objective, groups, newton.value, wanted)
 
     kinks = objective.kinks
     if kinks is None or groups.direction is not None:

@@ -103,9 +103,9 @@ def fit_slopes(
     )
     enough &= (curved[0] > 0) & jnp.any(used, axis=1)
     mass = jnp.where(enough, curved[0], 1.0)
-    first, second = np.tril_indices(num_terms + 1)
-    matrix = jnp.zeros((num_terms + 1, num_terms + 1, num_leaves), jnp.float32)
-    matrix = matrix.at[first, second].set(curved).at[second, first].set(curved)
+    place = np.zeros((num_terms + 1, num_terms + 1), np.int32)
+    place[np.tril_indices(num_terms + 1)] = np.arange(num_curved)
+    matrix = curved[np.maximum(place, place.T)]
     center = matrix[0, 1:] / mass[None]
     spread = matrix[1:, 1:] - round_alone(center[:, None] * matrix[0, None, 1:])
     spread += _RIDGE * row[0] * np.eye(num_terms, dtype=np.float32)[:, :, None]
