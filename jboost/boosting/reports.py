@@ -53,15 +53,17 @@ class RowLosses(NamedTuple):
 
     Attributes:
       before, after: those of the training rows before and after the round.
-      moved: those after the Newton steps alone.
-      slope: the gradients after the Newton steps alone.
+      moved: those after the Newton steps of each score, without slopes of leaves.
+      slope: the gradients there.
+      sloped: those after the tree of each score, if leaves have slopes.
       sets: those of the validation sets that have rows of their own, after the round.
     """
 
     before: Float[Array, " N"] | None
     after: Float[Array, " N"] | None = None
-    moved: Float[Array, " N"] | None = None
-    slope: Float[Array, "1 N"] | None = None
+    moved: tuple[Float[Array, " N"], ...] | None = None
+    slope: tuple[Float[Array, "K N"], ...] | None = None
+    sloped: tuple[Float[Array, " N"], ...] | None = None
     sets: tuple[Float[Array, " _"], ...] = ()
 
 

@@ -44,7 +44,12 @@ from jboost.kernels.xla import add_halves, round_alone
 from jboost.numerics.derivatives import weigh, without_derivatives
 from jboost.numerics.exact import sum_changes, sum_channels, sum_tables
 from jboost.objective.curvature import information_triangles, round_seed
-from jboost.objective.evaluation import gradients, hessian_products, loss_values
+from jboost.objective.evaluation import (
+    gradients,
+    hessian_products,
+    loss_values,
+    rest_at_minima,
+)
 from jboost.trees.candidates import measure, propose
 from jboost.trees.exact_growth import grow_sorted_tree
 from jboost.trees.grow import grow_levels
@@ -368,31 +373,40 @@ def judge_steps(
     state: BoostState,
     plan: RoundPlan,
     trees: Tree,
-    leaf: Int32[Array, "1 N"],
+    leaf: Int32[Array, "K N"],
     newton: NewtonSteps,
     losses: RowLosses,
 ) -> tuple[Bool[Array, ""], Bool[Array, ""]]:
-    """Computes :func:`are_steps_kept` for one score from losses of the rows.
+    """Computes :func:`are_steps_kept` from losses of the rows.
 
-    The second result is whether ``losses`` suffice; without slopes they may not.
+    The second result is whether they suffice; without slopes they may not.
     """
-    task, tree, own, leaf = jax.tree.map(
-        lambda array: array[0], (plan.trees(), trees, newton, leaf)
-    )
-    groups = _pose_problems(problem, state, plan, task, leaf, own)
-    before, after, moved, slope, _ = losses
-    assert before is not None and moved is not None
-    kept, hidden = compare_losses(groups, own, before, moved)
-    enough = ~jnp.any(hidden)
-    if slope is not None:
-        if state.minimizer is not None:
-            at_minimum = shift_scores(groups, own.value) == state.minimizer
-            slope = jnp.where(at_minimum, 0.0, slope)
-        kept, enough = ask_slopes(groups, own, kept, hidden, slope), jnp.asarray(True)
+    before, after = losses.before, losses.after
+    assert before is not None and losses.moved is not None
+
+    def judge(parts):
+        task, newton, leaf, moved, slope, sloped = parts
+        groups = _pose_problems(problem, state, plan, task, leaf, newton)
+        kept, hidden = compare_losses(groups, newton, before, moved)
+        enough = ~jnp.any(hidden)
+        if slope is not None:
+            slope = rest_at_minima(
+                state.minimizer, shift_scores(groups, newton.value), slope
+            )
+            kept = ask_slopes(groups, newton, kept, hidden, slope)
+            enough = jnp.asarray(True)
+        kept = jnp.all(kept)
+        if sloped is not None:
+            kept = kept & _is_lower(before, sloped, groups.weights)
+        return kept, enough
+
+    each = losses.moved, losses.slope, losses.sloped
+    each = [None if one is None else jnp.stack(one) for one in each]
+    kept, enough = map_scores(judge, (plan.trees(), newton, leaf, *each))
     kept = jnp.all(kept)
-    if tree.slopes is not None:
-        kept = kept & _is_lower(before, after, groups.weights)
-    return kept, enough
+    if len(leaf) > 1:
+        kept = kept & _is_lower(before, after, plan.weights(problem.data))
+    return kept, jnp.all(enough)
 
 
 def _lower_together(problem, state, plan, steps, before):

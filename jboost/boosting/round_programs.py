@@ -152,8 +152,8 @@ class RoundTrees(NamedTuple):
       newton: the Newton steps of the leaves, unless they are the leaf values.
       scores: those after the round of the training rows, and of the validation sets
         that have rows of their own; () if ``finish`` contains the loss.
-      moved: those of the training rows after the Newton steps alone, if the loss is to
-        judge these and is not in ``finish``.
+      moved, sloped: those of the training rows after the steps of each score alone, see
+        :class:`RowLosses`, if the loss is to judge these and is not in ``finish``.
       words: the packed trees of all rounds so far.
     """
 
@@ -164,7 +164,8 @@ class RoundTrees(NamedTuple):
     set_steps: tuple[Float[Array, "K N"], ...] | None
     newton: NewtonSteps | None
     scores: tuple[Float[Array, "K _"], ...]
-    moved: Float[Array, "K N"] | None
+    moved: tuple[Float[Array, "K N"], ...] | None
+    sloped: tuple[Float[Array, "K N"], ...] | None
     words: Int32[Array, "R W"]
     all_finite: Bool[Array, ""]
 
@@ -308,7 +309,7 @@ def grow(
     trees, leaf = grow_trees(problem, state, plan, given)
     after = new_steps = None
     newton = find_newton_steps(problem, plan, trees)
-    scores, moved = (), None
+    scores, moved, sloped = (), None, None
     if steps != "none":
         trees = fit_trees(problem, rate, state, plan, trees, leaf, False, newton)
         trees = trees if given is None else mix_leaves(trees, given)
@@ -323,14 +324,15 @@ def grow(
     if scored:
         scores = _list_scores(sets, state, after, new_steps)
         if newton is not None:
-            moved = add_values(state.scores, newton.value, leaf)
+            moved, sloped = _list_trials(state, after, trees, newton, leaf)
     nothing: Any = None
     plan = plan._replace(
         for_splits=nothing, for_leaves=rest, shard_sums=None, projection=None
     )
     return RoundTrees(
-        plan, trees, leaf, after, new_steps, newton, scores, moved, words, all_finite
-    )
+        plan, trees, leaf, after, new_steps, newton, scores, moved, sloped, words,
+        all_finite,
+    )  # fmt: skip
 
 
 def _list_scores(sets, state, after, set_steps):
@@ -344,9 +346,23 @@ def _list_scores(sets, state, after, set_steps):
     return (state._replace(steps=after.steps).scores, *others)
 
 
+def _list_trials(state, after, trees, newton, leaf):
+    """Returns the scores after the steps of each score, and after its tree."""
+    moved = add_values(state.scores, newton.value, leaf)
+    each, scores = range(len(leaf)), state.scores
+    moved = tuple(scores.at[k].set(moved[k]) for k in each)
+    if trees.slopes is None:
+        return moved, None
+    steps = [state.steps.at[k].set(after.steps[k]) for k in each]
+    return moved, tuple(state._replace(steps=one).scores for one in steps)
+
+
 def _store(buffer, value, entry):
     """Writes a round's value; ``buffer.at[entry].set`` compiles to more than this."""
     return jax.lax.dynamic_update_index_in_dim(buffer, value, entry, 0)
+
+
+_MOST_SCORES = 16  # each takes up to three calls of the program of the loss
 
 
 class FinishOptions(NamedTuple):
@@ -428,7 +444,8 @@ def choose_options(
     judged = method.leaf_solver == "guarded"
     steps: Steps = "none" if solve else "judged" if judged else "kept"
     of_rows = not (isinstance(loss, GroupLoss) or loss.estimate is not None or solve)
-    scored = apart and of_rows and len(state.steps) == 1 and not method.share_structure
+    few = len(state.steps) <= _MOST_SCORES and not method.share_structure
+    scored = apart and of_rows and few
     options = FinishOptions(*reports, solve, kind, pointed)
     return ProgramOptions(smooth, steps, scored, options)
 

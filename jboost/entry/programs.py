@@ -24,16 +24,17 @@ _LESS = (_LEVEL, 1)
 class CompileOptions(NamedTuple):
     """An effort of the compiler.
 
-    ``FULL`` is for programs on many rows. ``WHOLE`` does the same work in one piece,
-    instead of a piece for each thread, which takes two thirds of the time and rounds
-    alike. ``BRISK`` takes half the time, but may round a sum of two products in another
-    order. ``QUICK`` takes a sixth of the time, and is for programs without a loss: it
+    ``FULL`` is for losses of one score, whose models have the bits of
+    :func:`jboost.boost`. ``WHOLE`` does the same work in one piece, instead of a piece
+    for each thread, which takes two thirds of the time and rounds alike: for few rows.
+    ``LIGHT`` takes less than half the time, and the programs run as fast, but may round
+    a sum of two products in another order. ``QUICK`` takes a sixth of the time, and is
+    for programs without a loss on few rows, which it makes several times as slow: it
     does not contract a * b + c into one rounding, as the others do.
 
-    ``GROUPS`` and, for few rows, ``LIGHT`` are for losses of groups: they do not unroll
-    the short loops over the rows of a group, as the others do. They take down to a
-    third of the time of ``FULL``; the programs run as fast, but may round in another
-    order. ``LIGHT`` is for likelihoods, too: their special functions are long.
+    ``GROUPS`` is for losses of groups with many rows: as ``LIGHT``, it does not unroll
+    the short loops over the rows of a group. It takes down to a third of the time of
+    ``FULL``.
     """
 
     options: tuple[tuple[str, Any], ...]
@@ -55,10 +56,10 @@ class CompileOptions(NamedTuple):
 # where the axis is short, as that of the scores.
 FULL = CompileOptions((("xla_cpu_experimental_ynn_fusion_type", ""),))
 WHOLE = CompileOptions((*FULL.options, ("xla_cpu_parallel_codegen_split_count", 1)))
-BRISK = CompileOptions((*WHOLE.options, ("xla_cpu_use_fusion_emitters", False)))
-QUICK = CompileOptions((*BRISK.options, (_LEVEL, 0)))
+_BRISK = (*WHOLE.options, ("xla_cpu_use_fusion_emitters", False))
+QUICK = CompileOptions((*_BRISK, (_LEVEL, 0)))
 GROUPS = CompileOptions((*FULL.options, _LESS))
-LIGHT = CompileOptions((*BRISK.options, _LESS))
+LIGHT = CompileOptions((*_BRISK, _LESS))
 FEW = 2**15  # numbers in the largest operand of a program that runs only briefly
 
 

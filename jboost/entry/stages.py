@@ -162,13 +162,13 @@ def _choose_effort(arrays, static, any_rounding):
     Programs of a loss of one score round as those of the rounds do, unless any rounding
     will do.
     """
-    if any(leaf.size > FEW for leaf in arrays):
-        return FULL
+    many = any(leaf.size > FEW for leaf in arrays)
     losses = [leaf for leaf in static if not isinstance(leaf, str | int | FunctionType)]
     if not losses:
-        return QUICK
-    several = all(getattr(loss, "num_scores", 1) > 1 for loss in losses)
-    return LIGHT if any_rounding or several else WHOLE
+        return LIGHT if many else QUICK
+    if any_rounding or all(getattr(loss, "num_scores", 1) > 1 for loss in losses):
+        return LIGHT
+    return FULL if many else WHOLE
 
 
 def runs_in_stages() -> bool:

@@ -123,7 +123,7 @@ def informed_derivatives(
     if curvature == "natural":
         return _weigh(gradients(objective, scores), information)
     gradient, second = _differentiate_twice(without_minima(objective), scores)
-    gradient = rest_at_minima(objective, scores, gradient)
+    gradient = rest_at_minima(objective.minimizer, scores, gradient)
     alone = None if coupling is None else coupling.self_informed
     return _weigh(gradient, information, second, alone)
 

@@ -268,16 +268,16 @@ def gradients(objective: Objective, scores: Float[Array, "K N"]):
     so that a row at its own minimum exerts no pull.
     """
     raw = _raw_gradients(without_minima(objective), scores)
-    return rest_at_minima(objective, scores, raw)
+    return rest_at_minima(objective.minimizer, scores, raw)
 
 
 def rest_at_minima(
-    objective: Objective, scores: Float[Array, "K N"], raw: Float[Array, "K N"]
+    minimizer: Float[Array, "K N"] | None,
+    scores: Float[Array, "K N"],
+    raw: Float[Array, "K N"],
 ):
     """Returns gradients that are zero where a score is the row's minimizer."""
-    if objective.minimizer is None:
-        return raw
-    return _rest_at_minima(raw, scores, objective.minimizer)
+    return raw if minimizer is None else _rest_at_minima(raw, scores, minimizer)
 
 
 @stage

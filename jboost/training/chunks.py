@@ -41,7 +41,6 @@ from jboost.entry.decorators import check_process, fetch
 from jboost.entry.exchanges import process_number, slowest
 from jboost.entry.memory import release_free_memory
 from jboost.entry.programs import (
-    BRISK,
     FEW,
     FULL,
     GROUPS,
@@ -350,14 +349,19 @@ class ArrayRunner:
         """Returns the losses that a ``finish`` without a loss needs."""
         own, *others = self._find_row_programs(state, grown.scores)
         after, *sets = grown.scores
-        moved = slope = None
+        moved = slope = sloped = None
         with run_in_stages():
+            after = own.value(after)
             if grown.moved is not None:
-                moved = own.value(grown.moved)
-                slope = own.gradient(grown.moved) if self._whole.slopes else None
+                moved = tuple(map(own.value, grown.moved))
+                if self._whole.slopes:
+                    slope = tuple(map(own.gradient, grown.moved))
+            if grown.sloped is not None:
+                one = len(grown.sloped) == 1
+                sloped = (after,) if one else tuple(map(own.value, grown.sloped))
             pairs = zip(others, sets, strict=True)
             values = tuple(each.value(scores) for each, scores in pairs)
-            return RowLosses(before, own.value(after), moved, slope, values)
+            return RowLosses(before, after, moved, slope, sloped, values)
 
     def _find_row_programs(self, state, scores):
         """Returns the programs of the loss of the training rows, and of each set."""
@@ -380,7 +384,7 @@ class ArrayRunner:
             self._find(
                 grow, for_growth(static.method), choose_scaling(self.job.problem),
                 options.steps, options.scored,
-                effort=FULL if self._has_many(scores) else QUICK,
+                effort=LIGHT if self._has_many(scores) else QUICK,
             ),
             self._find(
                 finish, for_finish(static) if options.scored else static,
@@ -472,11 +476,9 @@ def choose_effort(problem: Problem, num_rows: int) -> CompileOptions:
     many = num_scores * num_rows > FEW
     if problem.loss.coupled:
         return GROUPS if many else LIGHT
-    if many:
-        return FULL
     if num_scores == 1:
-        return WHOLE
-    return BRISK if problem.loss.information is None else LIGHT
+        return FULL if many else WHOLE
+    return LIGHT
 
 
 def like_trees(method: Method, num_scores: int) -> Tree:
