@@ -36,7 +36,7 @@ from jboost.boosting.state import (
 from jboost.codes.bins import Bins
 from jboost.entry.context import current_implementation
 from jboost.entry.decorators import fetch
-from jboost.entry.programs import FULL, compiled
+from jboost.entry.programs import LIGHT, compiled
 from jboost.entry.stages import run_in_stages, stage
 from jboost.numerics.arrays import padded_size
 from jboost.objective.evaluation import Objective, loss_values
@@ -182,8 +182,8 @@ def _share(study, constants) -> Shared:
 def _compile(mesh, function, *static):
     """Compiles a function of the shared data and of the runs."""
     if mesh is None:
-        return compiled(function, *static, effort=FULL)
-    return compiled(_run_on_devices, mesh, function, static, effort=FULL)
+        return compiled(function, *static, effort=LIGHT)
+    return compiled(_run_on_devices, mesh, function, static, effort=LIGHT)
 
 
 def _run_on_devices(mesh, function, static, shared, *runs):
