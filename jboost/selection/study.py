@@ -36,7 +36,7 @@ from jboost.boosting.state import (
 from jboost.codes.bins import Bins
 from jboost.entry.context import current_implementation
 from jboost.entry.decorators import fetch
-from jboost.entry.programs import LIGHT, compiled
+from jboost.entry.programs import LIGHT, QUICK, compiled
 from jboost.entry.stages import run_in_stages, stage
 from jboost.numerics.arrays import padded_size
 from jboost.objective.evaluation import Objective, loss_values
@@ -67,6 +67,7 @@ from jboost.trees.initial import MedianStart, is_unbounded
 from jboost.trees.tree import Tree
 
 _LEAST_RUNS = 8  # fewer are padded, so that small numbers of runs share a program
+_FEWEST = 2**12  # scores of a run for which compiling takes longer than rounds
 _MOST_BYTES = 2**30  # approximate memory limit of the runs of one program
 
 
@@ -179,11 +180,12 @@ def _share(study, constants) -> Shared:
     )
 
 
-def _compile(mesh, function, *static):
+def _compile(study, function, *static):
     """Compiles a function of the shared data and of the runs."""
-    if mesh is None:
-        return compiled(function, *static, effort=LIGHT)
-    return compiled(_run_on_devices, mesh, function, static, effort=LIGHT)
+    effort = QUICK if study.rows.offset.size <= _FEWEST else LIGHT
+    if study.mesh is None:
+        return compiled(function, *static, effort=effort)
+    return compiled(_run_on_devices, study.mesh, function, static, effort=effort)
 
 
 def _run_on_devices(mesh, function, static, shared, *runs):
@@ -498,7 +500,7 @@ def _run_block(
     if study.mesh is None and current_implementation() == "cpu" and not loss.coupled:
         state, doubt = _start_in_stages(loss, shared, runs)
     else:
-        state, doubt = _compile(study.mesh, _start_runs, loss)(shared, runs)
+        state, doubt = _compile(study, _start_runs, loss)(shared, runs)
     begun = _by_point((state.init_score, state.parameters), curves)
     for index, curve in enumerate(curves):
         curve.init_score, parameters = jax.tree.map(lambda a: a[index], begun)  # noqa: B023
@@ -546,7 +548,7 @@ def _find_program(study, problem, method, state, whole):
     flags = state._replace(kinks=None, pointed=np.asarray(state.pointed).any())
     options = choose_options(problem, flags, (False, False), fallbacks)
     static = Static(problem.loss, method)
-    return _compile(study.mesh, _run_rounds, static, study.keeps_models, options)
+    return _compile(study, _run_rounds, static, study.keeps_models, options)
 
 
 def _split_constants(constants):
