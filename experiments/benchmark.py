@@ -26,6 +26,8 @@ that are not installed are left out. Measures:
 - cold: wall-clock and processor seconds of a whole process that imports, fits and
   predicts ("cold cv": cross-validates instead); "jboost-cached" finds its programs in
   JAX's persistent compilation cache.
+- cold losses, cold sweep, cold server, cold new losses: see benchmark_new.py; the last
+  has no peer.
 - memory: peak resident memory in MiB of a process after a fit, and after a prediction.
 - with --loss, held-out loss on the generated data after the larger number of rounds of
   the slope (the script compare_libraries.py compares losses on real tables).
@@ -69,7 +71,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
 
-from benchmark_cases import FIGURES, MILLISECONDS, PEERS, PLAN, Case, Step
+from benchmark_cases import FIGURES, MILLISECONDS, PEERS, PLAN, PRINTED, Case, Step
+from benchmark_new import MODEL
 from benchmark_report import draw, find_ratios, print_markdown, print_report
 from benchmark_timing import (
     CHILDREN,
@@ -101,6 +104,8 @@ def make_environment(source: str = "", cache: str = "") -> dict[str, str]:
     if source == "jboost-avx2":
         made["JBOOST_ISA"] = "avx2"
     made.pop("JAX_COMPILATION_CACHE_DIR", None)
+    made.pop("PYTHONDONTWRITEBYTECODE", None)  # as after an installation
+    made[MODEL] = f"{cache}/{source}"
     if source == "jboost-cached":
         made["JAX_COMPILATION_CACHE_DIR"] = cache
         made["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
@@ -193,10 +198,12 @@ def read_fresh(
     word = step.measure.replace(" ", "-")
     command = [WORKER, word, source, threads, json.dumps(case)]
     environment = make_environment(source, cache)
+    if step.measure == "server" and not any(Path(cache).glob(f"{source}.*")):
+        run_fresh([WORKER, "save", *command[2:]], environment)
     used, begin = read_own(CHILDREN), time.perf_counter()
     printed, load = watch(lambda: run_fresh(command, environment))
-    if step.measure == "memory":  # needs no quiet machine
-        return Reading(tuple(printed), None)
+    if step.measure in PRINTED:
+        return Reading(tuple(printed), load if step.measure == "new" else None)
     seconds = time.perf_counter() - begin
     return Reading((seconds, read_own(CHILDREN) - used), load)
 
@@ -349,7 +356,7 @@ def make_plan(options: argparse.Namespace) -> list[Step]:
         sources = [s for s in step.sources if s.split("-")[0] not in missing]
         if all(word not in step.name for word in options.only or [""]):
             continue
-        if {*sources} & {*PEERS}:
+        if {*sources} & {*PEERS} or not step.lines:
             plan.append(step._replace(sources=tuple(sources)))
     return plan
 

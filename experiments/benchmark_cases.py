@@ -86,7 +86,7 @@ class Step(NamedTuple):
     @property
     def fresh(self) -> bool:
         """Whether each reading needs a new process."""
-        return self.measure in ("cold", "cold cv", "memory")
+        return self.measure in FRESH
 
 
 FIGURES = {  # numbers of a reading and their units
@@ -94,7 +94,13 @@ FIGURES = {  # numbers of a reading and their units
     "cold": {"time": "s", "processor": "s"},
     "cold cv": {"time": "s", "processor": "s"},
     "memory": {"fit": "MiB", "predict": "MiB"},
+    "new": {"one": "s of processor", "several": "s of processor"},
+    "losses": {"time": "s", "processor": "s"},
+    "sweep": {"time": "s", "processor": "s"},
+    "server": {"time": "s", "processor": "s"},
 }
+FRESH = tuple(name for name in FIGURES if name != "train")  # take new processes
+PRINTED = ("memory", "new")  # these processes print their figures themselves
 MILLISECONDS = {"time": "ms"}  # of all other measures
 PEERS = (
     "xgboost", "xgboost-multi", "xgboost-1", "lightgbm", "lightgbm-1", "lightgbm-q",
@@ -191,14 +197,35 @@ def start_processes() -> list[Step]:
         )
         sources = ("jboost", "xgboost")
         steps.append(Step(f"cold {title}", "cold", case, sources, lines, 3))
-    lines = (
-        Line(COLD, "cross-validation / xgboost.cv", 1.0, 0.7),
-        Line(
-            COLD, "cross-validation / xgboost.cv, processor time",
-            figure="processor",
-        ),
-    )  # fmt: skip
-    steps.append(Step("cold cv", "cold cv", SMALL, ("jboost", "xgboost"), lines, 3))
+    for loss, label in (
+        ("squared_error", ""), ("logistic", ", logistic"),
+        ("absolute_error", ", absolute error"), ("pseudo_huber", ", pseudo-Huber"),
+    ):  # fmt: skip
+        title = f"cross-validation{label} / xgboost.cv"
+        lines = (
+            Line(COLD, title, 1.2 if label else 0.7, 0.8 if label else 0.6),
+            Line(COLD, f"{title}, processor time", figure="processor"),
+        )
+        case = SMALL._replace(loss=loss)
+        steps.append(
+            Step(f"cold cv{label}", "cold cv", case, ("jboost", "xgboost"), lines, 3)
+        )
+    for name, measure, case, label, goals in (
+        ("cold sweep", "sweep", Case(5_000, 4, rounds=100),
+         "sweep of 8 points / loop of xgboost.cv", (1.5, 0.7)),
+        ("cold losses", "losses", SMALL,
+         "20 new losses / XGBoost with jax gradients", (1.5, 1.0)),
+        ("cold server", "server", Case(5_000, 28, rounds=100),
+         "import, load, predict one row", (1.0, 0.7)),
+    ):  # fmt: skip
+        lines = (
+            Line(COLD, label, *goals),
+            Line(COLD, f"{label}, processor time", *goals, "processor"),
+        )
+        steps.append(Step(name, measure, case, ("jboost", "xgboost"), lines, 3))
+    steps.append(
+        Step("cold new losses", "new", SMALL._replace(rounds=10), ("jboost",), ())
+    )
     cached = (
         Line(COLD, "logistic, programs cached", subject="jboost-cached"),
         Line(
@@ -256,6 +283,10 @@ def time_medium() -> list[Step]:
     return [
         make("train wide", "train", Case(100_000, 100, low=5, high=25), TRAINERS,
              Line(TRAINING, "100k x 100", 0.45, 0.3)),
+        make("train 1,000 classes", "train",
+             Case(3_000, 20, "softmax", low=1, high=3, num_classes=1_000),
+             ("jboost", "xgboost"),
+             Line(TRAINING, "3k x 20, 1,000 classes", 1.0, 0.5), repeats=3),
         make("train classes", "train", CLASSES, six,
              Line(TRAINING, f"{label}, a tree each", 0.7, 0.4),
              Line(TRAINING, f"{label}, shared trees", 0.7, 0.4,

@@ -11,7 +11,8 @@ on generated data, after a call that is not timed.
     python experiments/benchmark_worker.py memory SOURCE THREADS CASE
 
 do one thing and end: import, fit and predict; import and cross-validate; the same as
-cold, printing the peak memory after fit and after predict.
+cold, printing the peak memory after fit and after predict. benchmark_new.py has more of
+these.
 """
 
 import hashlib
@@ -26,6 +27,7 @@ from typing import Any
 
 import numpy as np
 from benchmark_cases import Case
+from benchmark_new import TASKS, save_model
 from benchmark_peers import (
     HELD_OUT,
     forget_table,
@@ -279,6 +281,7 @@ def main() -> None:
         serve(source, int(threads))
     else:
         runs = {"cold": run_cold, "cold-cv": run_cold_cv, "memory": run_memory}
+        runs |= TASKS | {"save": save_model}
         runs[task](source, Case(*json.loads(case[0])), int(threads))
 
 

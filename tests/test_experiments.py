@@ -13,10 +13,10 @@ import pytest
 
 FOLDER = Path(__file__).parents[1] / "experiments"
 PARTS = (
-    "benchmark_cases", "benchmark_peers", "benchmark_report", "benchmark_timing",
-    "benchmark_worker", "compare_fits", "compare_report", "compare_tables",
-    "experiment_tools", "gpu_cases", "gpu_parts", "gpu_peers", "gpu_report",
-    "gpu_timing", "gpu_user",
+    "benchmark_cases", "benchmark_new", "benchmark_peers", "benchmark_report",
+    "benchmark_timing", "benchmark_worker", "compare_fits", "compare_report",
+    "compare_tables", "experiment_tools", "gpu_cases", "gpu_parts", "gpu_peers",
+    "gpu_report", "gpu_timing", "gpu_user",
 )  # fmt: skip
 SCRIPTS = sorted(p.stem for p in FOLDER.glob("*.py") if p.stem not in PARTS)
 

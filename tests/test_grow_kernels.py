@@ -17,7 +17,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 import jboost as jb
-from jboost.boosting.round import weigh_rows
+from jboost.boosting.derivatives import weigh_rows
 from jboost.boosting.round_programs import take_parts
 from jboost.codes.codes import DenseCodes, pack_codes
 from jboost.entry.context import use_implementation

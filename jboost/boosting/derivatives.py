@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int32, UInt32
+from jaxtyping import Array, Bool, Float, Int32, UInt8, UInt32
 
 from jboost.boosting.auto import decide_by_data, needs_minimizer
 from jboost.boosting.first_sums import ShardStatistics, SumGuesses, sum_first
@@ -32,7 +32,11 @@ from jboost.boosting.state import (
 )
 from jboost.entry.collectives import count_rows, first_row, most, use_shards
 from jboost.entry.context import vary
+from jboost.kernels import grow_cpu
+from jboost.kernels.exact_sums import split_weights
+from jboost.kernels.library import choose
 from jboost.kernels.xla import add_halves, exponent_above, power_of_two, round_alone
+from jboost.numerics.derivatives import weigh
 from jboost.numerics.exact import sum_rows
 from jboost.numerics.random import derive_seeds, hash_words
 from jboost.objective.curvature import (
@@ -49,6 +53,7 @@ from jboost.objective.curvature import (
 from jboost.objective.evaluation import known_targets, weighted_mean
 from jboost.objective.probing import raise_curvature, renew_probe
 from jboost.trees.limits import TreeLimits, count_in
+from jboost.trees.splitting import UNBOUNDED
 
 
 class RowDerivatives(NamedTuple):
@@ -403,7 +408,7 @@ class Projection(NamedTuple):
 
     The derivatives of rows have a leading axis of length 1. ``units`` are those of the
     leaf values, without derivatives of rows, for
-    :func:`jboost.boosting.round.shaping_limits`.
+    :func:`shaping_limits`.
     """
 
     derivatives: RowDerivatives
@@ -671,3 +676,52 @@ def start_round(
     )
     # Only the sums of one score's tree are known before it grows.
     return plan._replace(projection=projection, shard_sums=None)
+
+
+def shaping_derivatives(
+    data: Data, plan: RoundPlan, shape: RowDerivatives
+) -> tuple[Float[Array, " N"], Float[Array, " N"], UInt8[Array, " N"]]:
+    """Returns gradient and curvature of every row as a tree's splits see them.
+
+    The last result is how many times each row counts, 0 for rows outside the bag; see
+    :func:`jboost.kernels.exact_sums.split_weights`.
+    """
+    in_bag = plan.in_bag if shape.known is None else plan.in_bag & shape.known
+    rows = in_bag, data.weights, shape.gradient, shape.curvature, shape.mean
+    run = choose(cpu=grow_cpu.weigh_rows, xla=weigh_rows)
+    return run(*jax.lax.stop_gradient(rows))
+
+
+def weigh_rows(
+    in_bag: Bool[Array, " N"],
+    weights: Float[Array, " N"],
+    gradient: Float[Array, " N"],
+    curvature: Float[Array, " N"],
+    mean: Float[Array, ""],
+) -> tuple[Float[Array, " N"], Float[Array, " N"], UInt8[Array, " N"]]:
+    """Computes :func:`shaping_derivatives` in plain XLA: the definition."""
+    times, factors = split_weights(jnp.where(in_bag, weights, 0.0))
+    gradient = weigh(factors, gradient) / mean
+    return gradient, weigh(factors, curvature) / mean, times
+
+
+def shaping_limits(plan: RoundPlan, task: TreeTask) -> TreeLimits:
+    """Returns the limits in the units of the derivatives that shape the tree.
+
+    Leaves are fitted with derivatives in other units where the curvature of the splits
+    is "unit"; l1 and bounds are given in the units of the leaves. Monotone constraints
+    hold for each score, which the search for a tree of all scores cannot see; see
+    :func:`jboost.trees.joint.bound_leaves`.
+    """
+    limits, values = plan.limits, plan.limits.values
+    own: Any = limits.min_child_samples
+    if jnp.ndim(own):
+        least = own[task.k] if plan.projection is None else jnp.max(own)
+        limits = limits._replace(min_child_samples=least)
+    if values is None:
+        return limits
+    if plan.projection is not None:
+        values = values._replace(monotone=jnp.zeros_like(values.monotone))
+    l1 = values.l1 * (task.for_leaves.mean / task.for_splits.mean)
+    bounds = jnp.clip(values.bounds / task.for_leaves.value_unit, -UNBOUNDED, UNBOUNDED)
+    return limits._replace(values=values._replace(l1=l1, bounds=bounds))

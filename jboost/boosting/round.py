@@ -12,18 +12,18 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 from jax.core import Tracer
-from jaxtyping import Array, ArrayLike, Bool, Float, Int32, UInt8
+from jaxtyping import Array, ArrayLike, Bool, Float, Int32
 
 from jboost.boosting.auto import decide_by_data
 from jboost.boosting.derivatives import (
     RoundPlan,
-    RowDerivatives,
     TreeTask,
     choose_scaling,
     differentiate,
+    shaping_derivatives,
+    shaping_limits,
     start_round,
 )
 from jboost.boosting.first_sums import find_leaf_sizes, measure_first
@@ -37,11 +37,9 @@ from jboost.boosting.state import (
     bind_objective,
     estimate_parameters,
 )
-from jboost.kernels import grow_cpu
 from jboost.kernels.exact_sums import split_weights
-from jboost.kernels.library import choose
-from jboost.kernels.xla import add_halves, round_alone
-from jboost.numerics.derivatives import weigh, without_derivatives
+from jboost.kernels.xla import round_alone
+from jboost.numerics.derivatives import without_derivatives
 from jboost.numerics.exact import sum_changes, sum_channels, sum_tables
 from jboost.objective.curvature import information_triangles, round_seed
 from jboost.objective.evaluation import (
@@ -53,7 +51,7 @@ from jboost.objective.evaluation import (
 from jboost.trees.candidates import measure, propose
 from jboost.trees.exact_growth import grow_sorted_tree
 from jboost.trees.grow import grow_levels
-from jboost.trees.joint import Stopping, bound_leaves, solve_jointly
+from jboost.trees.joint import Stopping, bound_leaves, multiply_by, solve_jointly
 from jboost.trees.leaf_operations import add_values
 from jboost.trees.leaves import (
     LeafProblems,
@@ -65,7 +63,6 @@ from jboost.trees.leaves import (
     shift_scores,
     solve_leaves,
 )
-from jboost.trees.limits import TreeLimits
 from jboost.trees.slopes import (
     GivenLeaves,
     add_leaves,
@@ -73,35 +70,7 @@ from jboost.trees.slopes import (
     limit_slopes,
     list_terms,
 )
-from jboost.trees.splitting import UNBOUNDED
 from jboost.trees.tree import LeafSums, Tree
-
-
-def shaping_derivatives(
-    data: Data, plan: RoundPlan, shape: RowDerivatives
-) -> tuple[Float[Array, " N"], Float[Array, " N"], UInt8[Array, " N"]]:
-    """Returns gradient and curvature of every row as a tree's splits see them.
-
-    The last result is how many times each row counts, 0 for rows outside the bag; see
-    :func:`jboost.kernels.exact_sums.split_weights`.
-    """
-    in_bag = plan.in_bag if shape.known is None else plan.in_bag & shape.known
-    rows = in_bag, data.weights, shape.gradient, shape.curvature, shape.mean
-    run = choose(cpu=grow_cpu.weigh_rows, xla=weigh_rows)
-    return run(*jax.lax.stop_gradient(rows))
-
-
-def weigh_rows(
-    in_bag: Bool[Array, " N"],
-    weights: Float[Array, " N"],
-    gradient: Float[Array, " N"],
-    curvature: Float[Array, " N"],
-    mean: Float[Array, ""],
-) -> tuple[Float[Array, " N"], Float[Array, " N"], UInt8[Array, " N"]]:
-    """Computes :func:`shaping_derivatives` in plain XLA: the definition."""
-    times, factors = split_weights(jnp.where(in_bag, weights, 0.0))
-    gradient = weigh(factors, gradient) / mean
-    return gradient, weigh(factors, curvature) / mean, times
 
 
 def grow_structure(
@@ -138,28 +107,6 @@ def grow_structure(
     codes, highest = propose(codes, mass, num_bins=method.num_bins)
     tree, leaf = grow(codes, *rows, **sizes)
     return tree._replace(threshold=highest[tree.feature, tree.threshold]), leaf
-
-
-def shaping_limits(plan: RoundPlan, task: TreeTask) -> TreeLimits:
-    """Returns the limits in the units of the derivatives that shape the tree.
-
-    Leaves are fitted with derivatives in other units where the curvature of the splits
-    is "unit"; l1 and bounds are given in the units of the leaves. Monotone constraints
-    hold for each score, which the search for a tree of all scores cannot see; see
-    :func:`jboost.trees.joint.bound_leaves`.
-    """
-    limits, values = plan.limits, plan.limits.values
-    own: Any = limits.min_child_samples
-    if jnp.ndim(own):
-        least = own[task.k] if plan.projection is None else jnp.max(own)
-        limits = limits._replace(min_child_samples=least)
-    if values is None:
-        return limits
-    if plan.projection is not None:
-        values = values._replace(monotone=jnp.zeros_like(values.monotone))
-    l1 = values.l1 * (task.for_leaves.mean / task.for_splits.mean)
-    bounds = jnp.clip(values.bounds / task.for_leaves.value_unit, -UNBOUNDED, UNBOUNDED)
-    return limits._replace(values=values._replace(l1=l1, bounds=bounds))
 
 
 def sum_leaves(
@@ -643,7 +590,7 @@ def _solve_vectors(problem, state, plan, tree, leaf, newton):
     if problem.method.leaf_curvature == "fisher":
         seed = round_seed(state.words, state.round)
         triangles = information_triangles(objective, scores, seed)
-        multiply = _multiply_by(sum_leaves(triangles), len(scores))
+        multiply = multiply_by(sum_leaves(triangles), len(scores))
 
     def slope_at(values):
         every = jnp.broadcast_to(leaf, scores.shape)
@@ -653,18 +600,6 @@ def _solve_vectors(problem, state, plan, tree, leaf, newton):
     return solve_jointly(
         gradient, sums.curvature, newton.penalty, multiply, slope_at, _STOPPING
     )
-
-
-def _multiply_by(triangles, num_scores):
-    """Returns the product with symmetric matrices, given by their upper triangles."""
-    matrix = jnp.zeros((num_scores, num_scores, triangles.shape[1]), jnp.float32)
-    first, second = np.triu_indices(num_scores)
-    matrix = matrix.at[first, second].set(triangles).at[second, first].set(triangles)
-
-    def multiply(values):
-        return add_halves(round_alone(matrix * values[:, None, :]))
-
-    return multiply
 
 
 STRUCTURE = "structure of trees"  # reverse mode keeps it, besides the state

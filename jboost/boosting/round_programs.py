@@ -243,8 +243,8 @@ def with_loss(state: BoostState, before: BoostState) -> BoostState:
     )  # fmt: skip
 
 
-# What becomes of the Newton steps of leaves: the loss judges them, they are the leaf
-# values in any case, or leaf values are computed with the loss.
+# Newton steps of leaves: the loss judges them, they are the leaf values in any case, or
+# leaf values are computed with the loss.
 Steps = Literal["judged", "kept", "none"]
 
 
@@ -295,8 +295,8 @@ def grow(
 ) -> RoundTrees:
     """Grows the trees of a round, and sums the derivatives in their leaves.
 
-    No loss is needed for leaf values that are Newton steps; with ``scored``, scores are
-    returned at which it is to be evaluated. The state is one of :func:`without_loss`.
+    No loss is needed for leaf values that are Newton steps; with ``scored``, the scores
+    where it is to be evaluated are returned. The state is one of :func:`without_loss`.
     """
     (numbers, data, sets), (state, set_steps, rate, entry, given) = growth, turn
     static: Any = Static(None, method)  # type: ignore[arg-type]

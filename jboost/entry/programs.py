@@ -24,7 +24,7 @@ _LESS = (_LEVEL, 1)
 class CompileOptions(NamedTuple):
     """An effort of the compiler.
 
-    ``FULL`` is for losses of one score, whose models have the bits of
+    ``FULL`` is for losses of one score: their models have the bits of
     :func:`jboost.boost`. ``WHOLE`` does the same work in one piece, instead of a piece
     for each thread, which takes two thirds of the time and rounds alike: for few rows.
     ``LIGHT`` takes less than half the time, and the programs run as fast, but may round

@@ -75,7 +75,7 @@ def split_pairs(pairs, weights):
 
 
 def weigh_rows(in_bag, weights, gradient, curvature, mean):
-    """See :func:`jboost.boosting.round.weigh_rows`; equal to it bit for bit."""
+    """See :func:`jboost.boosting.derivatives.weigh_rows`; equal to it bit for bit."""
     values = floats(*weights.shape)
     results = values, values, jax.ShapeDtypeStruct(weights.shape, jnp.uint8)
     return call("weigh_rows", results, in_bag, weights, gradient, curvature, mean)

@@ -67,7 +67,7 @@ from jboost.trees.initial import MedianStart, is_unbounded
 from jboost.trees.tree import Tree
 
 _LEAST_RUNS = 8  # fewer are padded, so that small numbers of runs share a program
-_FEWEST = 2**12  # scores of a run for which compiling takes longer than rounds
+_FEWEST = 2**12  # up to this number of scores, compiling takes longer than rounds
 _MOST_BYTES = 2**30  # approximate memory limit of the runs of one program
 
 

@@ -20,6 +20,8 @@ from jboost.boosting.derivatives import (
     RowDerivatives,
     choose_scaling,
     differentiate,
+    shaping_derivatives,
+    shaping_limits,
     start_round,
 )
 from jboost.boosting.first_sums import measure_first
@@ -29,8 +31,6 @@ from jboost.boosting.round import (
     find_own_steps,
     fit_leaves,
     fit_trees,
-    shaping_derivatives,
-    shaping_limits,
     shorten_together,
     sum_leaves,
     sum_shared_leaves,

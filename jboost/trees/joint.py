@@ -8,10 +8,11 @@ by P'W h + l2, make this a truncated Newton method (Dembo and Steihaug 1983).
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Int32
 
 from jboost.kernels.xla import add_halves, round_alone
@@ -179,3 +180,17 @@ def _check_slope(values, gradient, slope_at, overshoot):
 
     start = _Check(jnp.ones_like(before), jnp.zeros_like(before), jnp.int32(0))
     return jax.lax.while_loop(rises, evaluate, start).share * values
+
+
+def multiply_by(
+    triangles: Float[Array, "T L"], num_scores: int
+) -> Callable[..., Any]:
+    """Returns the product with symmetric matrices, given by their upper triangles."""
+    matrix = jnp.zeros((num_scores, num_scores, triangles.shape[1]), jnp.float32)
+    first, second = np.triu_indices(num_scores)
+    matrix = matrix.at[first, second].set(triangles).at[second, first].set(triangles)
+
+    def multiply(values):
+        return add_halves(round_alone(matrix * values[:, None, :]))
+
+    return multiply

@@ -184,7 +184,7 @@ def pull_to_parents(
 
 
 def _swap_neighbors(values, width):
-    """Swaps neighboring blocks of so many entries along the last axis."""
+    """Swaps neighboring blocks of ``width`` entries along the last axis."""
     pairs = values.reshape(*values.shape[:-1], -1, 2, width)
     return pairs[..., ::-1, :].reshape(values.shape)
 
