@@ -45,6 +45,7 @@ from jboost.objective.group_tracing import GroupLoss
 from jboost.selection.folds import Folds
 from jboost.training.chunks import (
     MOST_ROUNDS,
+    begin_compiling,
     move_bar,
     no_trees,
     open_bar,
@@ -507,6 +508,7 @@ def _run_block(
         curve.parameters = [parameters]
     _check_start(study, points, state, fetch(doubt))
     find_program = partial(_find_program, study, points[0].problem, method, state)
+    begin_compiling(bar)  # for every kind of points
     whole = False
     take_run = partial(_take_run, study, points, shared, runs)
     done, split = 0, np.zeros(len(points) * num_folds, bool)
@@ -516,6 +518,7 @@ def _run_block(
         wait_for(made.losses, count)
         if not (whole or np.all(made.kept)):
             whole = True  # a fallback that one round needs will be needed again
+            begin_compiling(bar)
             made = find_program(whole)(shared, runs, rates, counts, state)
         if first == 0:
             moved = np.asarray(made.moved)[: len(split), 0]

@@ -61,6 +61,7 @@ from jboost.trees.slopes import GivenLeaves
 from jboost.trees.tree import LeafSums, Slopes, Tree
 
 MOST_ROUNDS = 16  # the most rounds in one call of a runner: a chunk
+_COMPILING = "compiling"  # what a bar says meanwhile
 _CALL_SECONDS = 0.5  # how long a call should take, so that progress keeps moving
 _SHORTEST_SLEEP, _LONGEST_SLEEP = 5e-5, 0.02  # seconds between looks at a call
 _SLEEP_SHARE = 0.02  # share of the time waited so far, so that sleep adds little
@@ -132,7 +133,12 @@ def open_bar(total: int, progress: bool, unit: str = "round") -> tqdm:
     Until the first round is made, it says that programs are being compiled.
     """
     hidden = not checks.check_flag("progress", progress) or process_number() > 0
-    return tqdm(total=total, disable=hidden, unit=unit, desc="compiling")
+    return tqdm(total=total, disable=hidden, unit=unit, desc=_COMPILING)
+
+
+def begin_compiling(bar: tqdm) -> None:
+    """Says that programs are being compiled, until the bar moves."""
+    bar.set_description(_COMPILING)
 
 
 def skip_to(bar: tqdm, first: int) -> None:

@@ -182,9 +182,7 @@ def _check_slope(values, gradient, slope_at, overshoot):
     return jax.lax.while_loop(rises, evaluate, start).share * values
 
 
-def multiply_by(
-    triangles: Float[Array, "T L"], num_scores: int
-) -> Callable[..., Any]:
+def multiply_by(triangles: Float[Array, "T L"], num_scores: int) -> Callable[..., Any]:
     """Returns the product with symmetric matrices, given by their upper triangles."""
     matrix = jnp.zeros((num_scores, num_scores, triangles.shape[1]), jnp.float32)
     first, second = np.triu_indices(num_scores)
