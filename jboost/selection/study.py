@@ -508,7 +508,7 @@ def _run_block(
         curve.parameters = [parameters]
     _check_start(study, points, state, fetch(doubt))
     find_program = partial(_find_program, study, points[0].problem, method, state)
-    begin_compiling(bar)  # for every kind of points
+    begin_compiling(bar)  # another kind of points
     whole = False
     take_run = partial(_take_run, study, points, shared, runs)
     done, split = 0, np.zeros(len(points) * num_folds, bool)

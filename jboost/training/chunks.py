@@ -55,13 +55,13 @@ from jboost.entry.stages import run_in_stages
 from jboost.numerics.arrays import count_words, unpack
 from jboost.objective.evaluation import RowPrograms, bind_rows, loss_values
 from jboost.training.rows import PaddedRows
-from jboost.training.sharded import compile_round
+from jboost.training.sharded import bind_shards, compile_round
 from jboost.trees import category_splits
 from jboost.trees.slopes import GivenLeaves
 from jboost.trees.tree import LeafSums, Slopes, Tree
 
 MOST_ROUNDS = 16  # the most rounds in one call of a runner: a chunk
-_COMPILING = "compiling"  # what a bar says meanwhile
+_COMPILING = "compiling"  # the description of a bar meanwhile
 _CALL_SECONDS = 0.5  # how long a call should take, so that progress keeps moving
 _SHORTEST_SLEEP, _LONGEST_SLEEP = 5e-5, 0.02  # seconds between looks at a call
 _SLEEP_SHARE = 0.02  # share of the time waited so far, so that sleep adds little
@@ -299,8 +299,7 @@ class ArrayRunner:
     def _queue_rounds(self, position, first, count):
         """Makes rounds; with few rows, waits only for the last one."""
         state, set_steps = position
-        apart = self.job.rows.spread is None and not self._has_many(state.steps)
-        sizes = self.job.reports, self._whole, apart
+        sizes = self.job.reports, self._whole, not self._has_many(state.steps)
         options = choose_options(self.job.problem, state, *sizes)
         run_derive, run_grow, run_finish = self._find_programs(options, state.steps)
         rates = self.job.rates[first : first + count].astype(np.float32)
@@ -353,7 +352,7 @@ class ArrayRunner:
 
     def _evaluate(self, state, before, grown):
         """Returns the losses that a ``finish`` without a loss needs."""
-        own, *others = self._find_row_programs(state, grown.scores)
+        own, *others = self._find_row_programs(state)
         after, *sets = grown.scores
         moved = slope = sloped = None
         with run_in_stages():
@@ -369,16 +368,24 @@ class ArrayRunner:
             values = tuple(each.value(scores) for each, scores in pairs)
             return RowLosses(before, after, moved, slope, sloped, values)
 
-    def _find_row_programs(self, state, scores):
+    def _find_row_programs(self, state):
         """Returns the programs of the loss of the training rows, and of each set."""
         if not self._row_programs:
-            problem = self.job.problem
             own = [rows for rows in self._sets if rows.codes is not None]
-            for rows, like in zip([problem.data, *own], scores, strict=True):
-                arrays = problem.arrays._replace(data=rows)
-                objective = bind_objective(problem._replace(arrays=arrays), state)
-                self._row_programs.append(bind_rows(objective, like))
+            tables = [self.job.problem.data, *own]
+            self._row_programs += [self._bind_rows(rows, state) for rows in tables]
         return self._row_programs
+
+    def _bind_rows(self, rows, state):
+        problem, spread = self.job.problem, self.job.rows.spread
+        if spread is not None:
+            rows = rows._replace(codes=None, values=None, prepared=None)
+            effort = choose_effort(problem, self.job.rows.padded)
+            parts = problem.loss, self._rows.constants, rows
+            return bind_shards(spread, *parts, effort)
+        arrays = problem.arrays._replace(data=rows)
+        objective = bind_objective(problem._replace(arrays=arrays), state)
+        return bind_rows(objective, rows.offset)
 
     def _find_programs(self, options, scores):
         """Returns the programs of a round."""
@@ -470,6 +477,8 @@ class ArrayRunner:
         if steps is state.steps:
             return row_losses
         with run_in_stages():
+            if options.scored:
+                return self._find_row_programs(state)[0].value(state.scores)
             return loss_values(bind_objective(problem, state), state.scores)
 
 

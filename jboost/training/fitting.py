@@ -241,7 +241,8 @@ def _train_member(request, prepared, member):
         trained = run_rounds(run)
         if prepared.whole is None:
             return trained
-        return _refit(request, prepared.whole, run.record, trained)
+        found = run.position.state.minimizer if request.holds_out else None
+        return _refit(request, prepared.whole, run.record, trained, found)
 
 
 def _choose_rate(request, rows):
@@ -313,8 +314,11 @@ def begin_run(request: FitRequest, prepared: Prepared, bar: tqdm) -> FitRun:
     )
 
 
-def _refit(request, rows, record, trained):
-    """Fits the leaf values of all rounds to rows that include those held out."""
+def _refit(request, rows, record, trained, minimizer):
+    """Fits the leaf values of all rounds to rows that include those held out.
+
+    ``minimizer`` is each row's own minimizer, if the run had the same rows.
+    """
     (model, history), settings = trained, request.settings
     settings = settings.replace(
         subsample=1.0,
@@ -327,7 +331,10 @@ def _refit(request, rows, record, trained):
     if not request.holds_out:  # the first validation set
         tables.append(next(iter(request.sets.values()))[1][0])
     try:
-        state, _ = start(job, request.begin, settings.seed)
+        if job.problem.loss.estimate is not None or job.rows.spread is not None:
+            minimizer = None
+
+        state, _ = start(job, request.begin, settings.seed, minimizer=minimizer)
         return Trained(refit_rounds(model, tables, job, state), history)
     except ValueError as error:
         raise TrainingError(

@@ -16,6 +16,7 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array
 
 from jboost.boosting.derivatives import RoundPlan, RowDerivatives
+from jboost.boosting.reports import RowLosses
 from jboost.boosting.round_programs import (
     Derived,
     FinishOptions,
@@ -31,11 +32,17 @@ from jboost.boosting.sharding import (
     spec_of_data,
     spec_of_state,
 )
-from jboost.boosting.state import Arrays, StartPoint
+from jboost.boosting.state import Arrays, Data, StartPoint
 from jboost.entry.collectives import Shards
 from jboost.entry.exchanges import gather_numbers
 from jboost.entry.programs import Compiled, compiled
 from jboost.numerics.arrays import pad_rows, padded_size
+from jboost.objective.evaluation import (
+    Objective,
+    RowPrograms,
+    gradients,
+    loss_values,
+)
 from jboost.trees.slopes import GivenLeaves
 
 _SMALL_SIZES = (256, 1024, 2048, 4096, 8192)
@@ -193,6 +200,29 @@ def compile_for_rows(
     return compile_shards(function, static, spread, specs, results, **options)
 
 
+def bind_shards(
+    spread: RowLayout, loss: Any, constants: Any, data: Data, effort: Any
+) -> RowPrograms:
+    """Returns the programs of a loss of rows that several devices share."""
+    shards = spread.shards
+    columns = rows_of(shards, 1)
+    specs = (EVERYWHERE, spec_of_data(shards), columns)
+
+    def bind(function, results):
+        run = compile_shards(function, (loss,), spread, specs, results, effort=effort)
+        return partial(run.of_one_shape(), constants, data)
+
+    return RowPrograms(bind(_find_values, rows_of(shards)), bind(_find_slopes, columns))
+
+
+def _find_values(loss, constants, data, scores):
+    return loss_values(Objective(loss, constants, data.targets, (), None), scores)
+
+
+def _find_slopes(loss, constants, data, scores):
+    return gradients(Objective(loss, constants, data.targets, (), None), scores)
+
+
 def compile_round(
     spread: RowLayout,
     given: bool,
@@ -227,10 +257,13 @@ def _spec_finish(shards, static, turn):
     options = next(each for each in static if isinstance(each, FinishOptions))
     stored = fill_spec(RoundBuffers, snapshots=P(None, *rows_of(shards, 1)))
     grown = _grown(shards, not options.solve)
+    rows, columns = rows_of(shards), rows_of(shards, 1)
+    each: Any = dict.fromkeys(RowLosses._fields, rows)
+    losses = RowLosses(**{**each, "slope": columns})
     specs = (spec_of_arrays(shards), spec_of_data(shards), turn, grown)
     solved = (spec_of_state(shards), rows_of(shards, 1), EVERYWHERE)
     found = solved if options.solve else EVERYWHERE
-    return (*specs, stored, EVERYWHERE), (found, stored, EVERYWHERE)
+    return (*specs, stored, losses), (found, stored, rows)
 
 
 _ROUND = dict(derive=_spec_derive, grow=_spec_grow, finish=_spec_finish)
@@ -262,7 +295,8 @@ def _grown(shards, steps):
     plan = fill_spec(
         RoundPlan, for_splits=nothing, for_leaves=fitted, in_bag=rows_of(shards)
     )
-    grown = fill_spec(RoundTrees, plan=plan, leaf=columns)
+    scores = dict(scores=columns, moved=columns, sloped=columns)
+    grown = fill_spec(RoundTrees, plan=plan, leaf=columns, **scores)
     if not steps:
         return grown
     return grown._replace(state=spec_of_state(shards), set_steps=columns)

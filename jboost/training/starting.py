@@ -390,7 +390,11 @@ def _idleness_program(loss, curvature, constants, data, state):
 
 
 def start(
-    job: Job, init_score: Array | MedianStart | None, seed: int, in_memory: bool = True
+    job: Job,
+    init_score: Array | MedianStart | None,
+    seed: int,
+    in_memory: bool = True,
+    minimizer: Array | None = None,
 ) -> tuple[BoostState, str]:
     """Makes the state before the first round, and checks that the loss is finite.
 
@@ -401,13 +405,14 @@ def start(
       in_memory: whether all rows are in memory. If so, small programs that compile in a
         fraction of the time of one may find the start. Streams use one program, because
         its memory is known beforehand, unless they have few rows and K > 1.
+      minimizer: each row's own minimizer, if it is known.
 
     Returns:
       The state, and the rule that gave the initial score; see
       :class:`jboost.training.record.History`.
     """
     words = np.array([0, seed], np.uint32)  # as seed_from_key(jax.random.key(seed))
-    begin = StartPoint(init_score, words)
+    begin = StartPoint(init_score, words, minimizer)
     found = _start_in_stages(job, begin, in_memory)
     (state, rule, values, endless), problem = found, job.problem
     if endless:
