@@ -105,7 +105,6 @@ def make_environment(source: str = "", cache: str = "") -> dict[str, str]:
         made["JBOOST_ISA"] = "avx2"
     made.pop("JAX_COMPILATION_CACHE_DIR", None)
     made.pop("PYTHONDONTWRITEBYTECODE", None)  # as after an installation
-    made[MODEL] = f"{cache}/{source}"
     if source == "jboost-cached":
         made["JAX_COMPILATION_CACHE_DIR"] = cache
         made["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
@@ -197,7 +196,7 @@ def read_fresh(
     """Takes a reading of a new process that does one thing and ends."""
     word = step.measure.replace(" ", "-")
     command = [WORKER, word, source, threads, json.dumps(case)]
-    environment = make_environment(source, cache)
+    environment = make_environment(source, cache) | {MODEL: f"{cache}/{source}"}
     if step.measure == "server" and not any(Path(cache).glob(f"{source}.*")):
         run_fresh([WORKER, "save", *command[2:]], environment)
     used, begin = read_own(CHILDREN), time.perf_counter()

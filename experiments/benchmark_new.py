@@ -168,7 +168,9 @@ def run_sweep(source: str, case: Case, threads: int) -> None:
     if source == "jboost":
         import jboost as jb
 
-        settings = {"folds": 3, "num_rounds": case.rounds, "linear_leaves": False}
+        settings = {"folds": 3, "num_rounds": case.rounds, **list_jboost(case)}
+        for name in SWEPT[0]:
+            del settings[name]
         jb.sweep(frame, y, jb.losses.squared_error, SWEPT, grid=False, **settings)
         return
     import xgboost

@@ -161,8 +161,19 @@ def weigh_losses(
             round_words(words, 0), rows.prepared,
         )  # fmt: skip
         return group_values(objective, scores)
-    every = Objective(loss, constants, rows.targets, parameters, None)
-    return loss_values(every, scores), rows.weights
+    return find_values(loss, constants, rows, scores, parameters), rows.weights
+
+
+def find_values(
+    loss: TracedLoss,
+    constants: tuple[Any, ...],
+    rows: Data,
+    scores: Float[Array, "K N"],
+    parameters: Any = (),
+) -> Float[Array, " N"]:
+    """Returns the loss of each row; an adaptive loss takes ``parameters``."""
+    objective = Objective(loss, constants, rows.targets, parameters, None)
+    return loss_values(objective, scores)
 
 
 def _improvements(loss, constants, data, rows, before, after):

@@ -243,9 +243,10 @@ def with_loss(state: BoostState, before: BoostState) -> BoostState:
     )  # fmt: skip
 
 
-# Newton steps of leaves: the loss judges them, they are the leaf values in any case, or
-# leaf values are computed with the loss.
-Steps = Literal["judged", "kept", "none"]
+# Newton steps of leaves: the loss judges them, they are the leaf values in any case, it
+# improves on them, or (order statistics) leaf values are found without them.
+Steps = Literal["judged", "kept", "improved", "none"]
+FITTED = ("judged", "kept")  # in `grow`
 
 
 class Derived(NamedTuple):
@@ -307,10 +308,11 @@ def grow(
     plan = start_round(problem, scaling, state, raw)
 
     trees, leaf = grow_trees(problem, state, plan, given)
-    after = new_steps = None
-    newton = find_newton_steps(problem, plan, trees)
-    scores, moved, sloped = (), None, None
+    after = new_steps = newton = moved = sloped = None
+    scores = ()
     if steps != "none":
+        newton = find_newton_steps(problem, plan, trees)
+    if steps in FITTED:
         trees = fit_trees(problem, rate, state, plan, trees, leaf, False, newton)
         trees = trees if given is None else mix_leaves(trees, given)
         after = count_round(
@@ -347,12 +349,17 @@ def _list_scores(sets, state, after, set_steps):
 
 
 def _list_trials(state, after, trees, newton, leaf):
-    """Returns the scores after the steps of each score, and after its tree."""
+    """Returns the scores after the steps of each score, and after its tree.
+
+    The tree of a single score is not tried: it is that of the round.
+    """
     moved = add_values(state.scores, newton.value, leaf)
     each, scores = range(len(leaf)), state.scores
     moved = tuple(scores.at[k].set(moved[k]) for k in each)
     if trees.slopes is None:
         return moved, None
+    if len(leaf) == 1:
+        return moved, ()
     steps = [state.steps.at[k].set(after.steps[k]) for k in each]
     return moved, tuple(state._replace(steps=one).scores for one in steps)
 
@@ -441,8 +448,10 @@ def choose_options(
     if method.leaf_solver == "guarded":
         solve = whole.finish or bool(state.pointed)
     pointed = method.share_structure and bool(state.pointed)
-    judged = method.leaf_solver == "guarded"
-    steps: Steps = "none" if solve else "judged" if judged else "kept"
+    if solve:
+        steps: Steps = "none" if method.order_statistics else "improved"
+    else:
+        steps = "judged" if method.leaf_solver == "guarded" else "kept"
     of_rows = not (isinstance(loss, GroupLoss) or loss.estimate is not None or solve)
     few = len(state.steps) <= _MOST_SCORES and not method.share_structure
     scored = apart and of_rows and few
@@ -478,12 +487,10 @@ def finish(
     kept = enough = jnp.asarray(True)
     if options.solve:
         start = state
-        # Order statistics are not shrunk, as the steps are.
-        newton = None if static.method.order_statistics else grown.newton
         if options.kind is not None and state.kinks is not None:
             start = state._replace(kinks=state.kinks._replace(kind=options.kind))
         trees = fit_trees(
-            problem, rate, start, plan, trees, grown.leaf, options.pointed, newton
+            problem, rate, start, plan, trees, grown.leaf, options.pointed, grown.newton
         )
         trees = trees if given is None else mix_leaves(trees, given)
         words = _store(words, pack(trees), entry)

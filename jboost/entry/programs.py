@@ -29,8 +29,9 @@ class CompileOptions(NamedTuple):
     for each thread, which takes two thirds of the time and rounds alike: for few rows.
     ``LIGHT`` takes less than half the time, and the programs run as fast, but may round
     a sum of two products in another order. ``QUICK`` takes a sixth of the time, and is
-    for programs without a loss on few rows, which it makes several times as slow: it
-    does not contract a * b + c into one rounding, as the others do.
+    for short studies and for programs without a loss on few rows: arithmetic in it runs
+    up to ten times as long. It does not contract a * b + c into one rounding, as the
+    others do.
 
     ``GROUPS`` is for losses of groups with many rows: as ``LIGHT``, it does not unroll
     the short loops over the rows of a group. It takes down to a third of the time of

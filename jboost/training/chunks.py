@@ -362,8 +362,7 @@ class ArrayRunner:
                 if self._whole.slopes:
                     slope = tuple(map(own.gradient, grown.moved))
             if grown.sloped is not None:
-                one = len(grown.sloped) == 1
-                sloped = (after,) if one else tuple(map(own.value, grown.sloped))
+                sloped = tuple(map(own.value, grown.sloped)) or (after,)
             pairs = zip(others, sets, strict=True)
             values = tuple(each.value(scores) for each, scores in pairs)
             return RowLosses(before, after, moved, slope, sloped, values)
@@ -465,13 +464,9 @@ class ArrayRunner:
     def _find_row_losses(self, state, options):
         """Returns the loss of each row if rounds need it and can pass it on."""
         problem, spread = self.job.problem, self.job.rows.spread
-        method, solve = problem.method, options.finish.solve
-        # The search for a start of several scores has compiled the program.
-        few = len(state.steps) == 1 and state.steps.size <= FEW
-        guarded = method.leaf_solver == "guarded" and not method.share_structure
+        judged = options.steps == "judged" and not problem.method.share_structure
         adaptive = problem.loss.estimate is not None
-        away = few or adaptive or solve or not guarded or spread is not None
-        if away and not options.scored:
+        if not options.scored and (adaptive or not judged or spread is not None):
             return None
         steps, row_losses = self._row_losses
         if steps is state.steps:

@@ -332,8 +332,7 @@ def _refit(request, rows, record, trained, minimizer):
         tables.append(next(iter(request.sets.values()))[1][0])
     try:
         if job.problem.loss.estimate is not None or job.rows.spread is not None:
-            minimizer = None
-
+            minimizer = None  # it moves with parameters, or lies on several devices
         state, _ = start(job, request.begin, settings.seed, minimizer=minimizer)
         return Trained(refit_rounds(model, tables, job, state), history)
     except ValueError as error:

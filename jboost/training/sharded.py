@@ -16,8 +16,9 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array
 
 from jboost.boosting.derivatives import RoundPlan, RowDerivatives
-from jboost.boosting.reports import RowLosses
+from jboost.boosting.reports import RowLosses, find_values
 from jboost.boosting.round_programs import (
+    FITTED,
     Derived,
     FinishOptions,
     GrowOperands,
@@ -41,7 +42,6 @@ from jboost.objective.evaluation import (
     Objective,
     RowPrograms,
     gradients,
-    loss_values,
 )
 from jboost.trees.slopes import GivenLeaves
 
@@ -212,11 +212,7 @@ def bind_shards(
         run = compile_shards(function, (loss,), spread, specs, results, effort=effort)
         return partial(run.of_one_shape(), constants, data)
 
-    return RowPrograms(bind(_find_values, rows_of(shards)), bind(_find_slopes, columns))
-
-
-def _find_values(loss, constants, data, scores):
-    return loss_values(Objective(loss, constants, data.targets, (), None), scores)
+    return RowPrograms(bind(find_values, rows_of(shards)), bind(_find_slopes, columns))
 
 
 def _find_slopes(loss, constants, data, scores):
@@ -250,7 +246,7 @@ def _spec_grow(shards, static, turn):
     data = spec_of_data(shards)
     growth = fill_spec(GrowOperands, data=data, sets=data)
     specs = (growth, turn, _derived(shards), EVERYWHERE)
-    return specs, _grown(shards, steps != "none")
+    return specs, _grown(shards, steps in FITTED)
 
 
 def _spec_finish(shards, static, turn):

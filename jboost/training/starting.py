@@ -14,7 +14,7 @@ from jaxtyping import Array, ArrayLike, Bool
 
 from jboost.boosting.auto import decide_by_data
 from jboost.boosting.first_sums import no_sizes
-from jboost.boosting.reports import weigh_losses
+from jboost.boosting.reports import find_values, weigh_losses
 from jboost.boosting.sharding import EVERYWHERE, rows_of
 from jboost.boosting.state import (
     Arrays,
@@ -489,7 +489,7 @@ def _find_set_values(problem, rows, state):
         return run(constants, rows.data, state)
     if rows.spread is None:
         with run_in_stages():
-            return _find_values(loss, constants, rows.data, start, state.parameters)
+            return find_values(loss, constants, rows.data, start, state.parameters)
     state = state._replace(minimizer=None)
     run = compile_for_rows(
         rows.spread, _find_state_values, loss, results=rows_of(rows.spread.shards)
@@ -567,7 +567,7 @@ def _find_start(loss, constants, data, start):
     if loss.coupled:
         values = _find_state_values(loss, constants, data, state)
         return state, rule, values, False
-    values = _find_values(loss, constants, data, state.scores, state.parameters)
+    values = find_values(loss, constants, data, state.scores, state.parameters)
     objective = Objective(
         loss, constants, data.targets, state.parameters, state.minimizer
     )
@@ -580,12 +580,7 @@ def _find_state_values(loss, constants, data, state):
         return weigh_losses(
             loss, constants, state.parameters, data, state.scores, state.words
         )
-    return _find_values(loss, constants, data, state.scores, state.parameters)
-
-
-def _find_values(loss, constants, data, scores, parameters):
-    objective = Objective(loss, constants, data.targets, parameters, None)
-    return loss_values(objective, scores)
+    return find_values(loss, constants, data, state.scores, state.parameters)
 
 
 def _find_slopes(loss, constants, data, state):
