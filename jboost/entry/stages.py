@@ -159,14 +159,15 @@ def _is_at_hand(leaf):
 def _choose_effort(arrays, static, any_rounding):
     """Returns how much work to spend on a program, by the size of its operands.
 
-    Programs of a loss of one score round as those of the rounds do, unless any rounding
-    will do.
+    Programs of a loss of one score round as those of the rounds do, and those with many
+    rows as the one program that shards start with, unless any rounding will do.
     """
     many = any(leaf.size > FEW for leaf in arrays)
     losses = [leaf for leaf in static if not isinstance(leaf, str | int | FunctionType)]
-    if not losses:
-        return LIGHT if many else QUICK
-    if any_rounding or all(getattr(loss, "num_scores", 1) > 1 for loss in losses):
+    several = all(getattr(loss, "num_scores", 1) > 1 for loss in losses)
+    if not (losses or many):
+        return QUICK
+    if any_rounding or (several and not many):
         return LIGHT
     return FULL if many else WHOLE
 
