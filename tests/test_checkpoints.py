@@ -8,6 +8,7 @@ import sys
 import time
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 import scipy.sparse
@@ -15,6 +16,7 @@ from tables import SMALL, make_regression, make_runs, same_bits, same_histories
 
 import jboost as jb
 from jboost.model.containers import Container, read_container, write_container
+from jboost.objective.jaxprs import _structure
 from jboost.training.checkpoints import hash_rows
 
 X, Y = make_regression()
@@ -398,6 +400,26 @@ def test_equal_losses_and_data_are_the_same_run(kept):
     jb.fit(**square)
     with pytest.raises(ValueError, match="what differs is loss"):
         jb.fit(**{**kept, "loss": loss})  # integer_pow, not square
+
+
+def test_equal_types_are_one_loss(kept):
+    """JAX keeps the first of equal types that it meets, which may print differently.
+
+    Arrays of files do not bring such a type.
+    """
+
+    def describe(kind):
+        def cast(score, target):
+            return (target > 0).astype(score.dtype)
+
+        jax.clear_caches()
+        traced = jax.make_jaxpr(cast)(np.zeros((), kind), np.int32(0))
+        return repr(_structure(traced.jaxpr))
+
+    little = np.dtype(np.float32).newbyteorder("<")
+    assert describe(little) == describe(np.float32)
+    for name, array in read_container(kept["checkpoint"]).arrays.items():
+        assert repr(array.dtype) == repr(np.dtype(array.dtype.name)), name
 
 
 def test_damaged_and_foreign_files_are_refused(kept, tmp_path):

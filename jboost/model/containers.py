@@ -289,7 +289,8 @@ def _read_array(data, entry, what, offset, name):
     if dtype == "bool" and raw.size and raw.max() > 1:
         raise _damaged(name, f"{what} holds bytes that are neither 0 nor 1")
     array = raw.view(np.dtype(dtype).newbyteorder("<")).reshape(shape)
-    return array.astype(dtype, copy=False)
+    # On a little-endian processor a view, which is float32 by name, too, not <f4.
+    return array.view(dtype) if array.dtype.isnative else array.astype(dtype)
 
 
 def _damaged(name, how):

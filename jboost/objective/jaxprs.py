@@ -357,6 +357,8 @@ def _static(value):
         return tuple(_static(item) for item in value)
     if isinstance(value, dict):
         return tuple((key, _static(item)) for key, item in sorted(value.items()))
+    if isinstance(value, np.dtype):
+        return value.name  # equal ones may print differently: float32 and <f4
     hash(value)  # raises TypeError here rather than in a cache
     return value
 
