@@ -21,6 +21,10 @@ from jboost.boosting.first_sums import (
 from jboost.entry.collectives import (
     Shards,
     exchange,
+    gather,
+    gather_rows,
+    least,
+    most,
     use_shards,
 )
 from jboost.entry.collectives import (
@@ -36,14 +40,14 @@ MESH = jax.make_mesh(
     devices=jax.devices()[:DEVICES],
 )  # fmt: skip
 SHARDS = Shards(("rows",), (ROWS // DEVICES,) * DEVICES, ROWS)
-EXCHANGES = ("psum", "pmax", "pmin", "all_gather")
+EXCHANGES = ("psum", "pmax", "pmin", "all_gather", "all_to_all")
 RAN = Counter()  # by programs that were traced within count_calls
 
 
 @cache
-def compile_for_shards(function, *static):
+def compile_for_shards(function, *static, apart=False):
     def run(*rows):
-        with use_shards(SHARDS):
+        with use_shards(SHARDS._replace(apart=apart)):
             found = function(*static, *rows)
             return jax.tree.map(lambda a: jnp.asarray(a)[None], found)
 
@@ -53,9 +57,9 @@ def compile_for_shards(function, *static):
     )
 
 
-def run_in_shards(function, *rows, static=()):
+def run_in_shards(function, *rows, static=(), **how):
     """Runs a function of rows on every shard; its results are the same on all."""
-    found = compile_for_shards(function, *static)(*rows)
+    found = compile_for_shards(function, *static, **how)(*rows)
     for array in jax.tree.leaves(found):
         array = np.asarray(array)
         assert all(np.array_equal(array[0], each, equal_nan=True) for each in array)
@@ -112,7 +116,8 @@ def test_guesses_change_no_sum(monkeypatch, factor, odd):
     )
 
 
-def test_exchange():
+@pytest.mark.parametrize("apart", [False, True])
+def test_exchange(apart):
     numbers = np.arange(2 * ROWS, dtype=np.int32).reshape(ROWS, 2)
     values, _ = make_values()
 
@@ -124,7 +129,9 @@ def test_exchange():
             add_up(numbers[:3]),
         )  # fmt: skip
 
-    both, only_sums, only_extremes, expected = run_in_shards(run, numbers, values)
+    both, only_sums, only_extremes, expected = run_in_shards(
+        run, numbers, values, apart=apart
+    )
     np.testing.assert_array_equal(both[0][0], numbers.sum(axis=0))
     np.testing.assert_array_equal(both[0][1], expected)
     parts = values.reshape(DEVICES, -1)
@@ -132,6 +139,25 @@ def test_exchange():
     assert both[1][1] == np.max(parts[:, 0])
     for found, one in ((only_sums, 0), (only_extremes, 1)):
         jax.tree.map(np.testing.assert_array_equal, found[one], both[one])
+
+
+@pytest.mark.parametrize("size", [3, 2**14 + 3])  # sent whole, and sent in parts
+def test_processes_apart_send_to_each_other(size):
+    rng = np.random.default_rng(0)
+    numbers = rng.integers(-(2**31), 2**31, (DEVICES, size, 2)).astype(np.int32)
+    values = rng.normal(size=(ROWS, 2)).astype(np.float32)
+
+    def run(numbers, values):
+        found = add_up(numbers[0]), most(values), least(values)
+        return *found, gather(values), gather_rows(values)
+
+    found = run_in_shards(run, numbers, values, apart=True)
+    parts = values.reshape(DEVICES, -1, 2)
+    expected = (
+        numbers.sum(axis=0, dtype=np.int32), parts.max(axis=0), parts.min(axis=0),
+        values, values,
+    )  # fmt: skip
+    jax.tree.map(np.testing.assert_array_equal, found, expected)
 
 
 def measure(raised, uniform, gradient, curvature, weights):

@@ -23,6 +23,7 @@ from jboost.numerics.derivatives import without_derivatives
 from jboost.tables.sparse import SparseMatrix
 
 EVERYWHERE = P()  # the same on all devices
+_FEW_DEVICES = 16  # each may send to each
 
 
 def check_mesh(mesh: Any) -> Any:
@@ -35,12 +36,21 @@ def check_mesh(mesh: Any) -> Any:
     )
 
 
+def are_apart(mesh: Mesh | jax.sharding.AbstractMesh) -> bool:
+    """Returns the field of :class:`jboost.entry.collectives.Shards` for a mesh."""
+    if isinstance(mesh, jax.sharding.AbstractMesh) or mesh.size > _FEW_DEVICES:
+        return False
+    devices = mesh.devices.flat
+    several = len({device.process_index for device in devices}) > 1
+    return several and all(device.platform == "cpu" for device in devices)
+
+
 def cut_evenly(mesh: Any, num_rows: int) -> Shards:
     """Divides rows into shards of equal size; the last ones may have fewer, or none."""
     count = mesh.size
     size = max(1, -(-num_rows // count))
     sizes = (min(size, max(0, num_rows - i * size)) for i in range(count))
-    return Shards(tuple(mesh.axis_names), tuple(sizes), num_rows)
+    return Shards(tuple(mesh.axis_names), tuple(sizes), num_rows, are_apart(mesh))
 
 
 def rows_of(shards: Shards, axis: int = 0) -> P:

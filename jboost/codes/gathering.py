@@ -19,6 +19,7 @@ from jboost.entry.exchanges import (
     gather_texts,
     num_processes,
     process_number,
+    send_rows,
 )
 from jboost.entry.messages import show
 from jboost.tables.frames import Frame, Schema
@@ -124,10 +125,10 @@ def find_thresholds(
     if num_processes() == 1:
         return find_dense_thresholds(matrix, weight, max_bins)
     weight = None if weight is None else gather_tables(weight)
-    own = []
-    for feature in range(matrix.shape[1]):
-        column = gather_tables(np.ascontiguousarray(matrix[:, feature]))
-        if feature % num_processes() == process_number():
+    own, last, count = [], matrix.shape[1] - 1, num_processes()
+    for first in range(0, last + 1, count):
+        column = send_rows([matrix[:, min(first + q, last)] for q in range(count)])
+        if first + process_number() <= last:
             own += find_dense_thresholds(column[:, None], weight, max_bins)
     return join_shares(own)
 

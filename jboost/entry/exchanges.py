@@ -83,8 +83,35 @@ def _tell_others(error):
 
 def _exchange(numbers):
     """Returns integers of every process, [P, n]."""
-    found = multihost_utils.process_allgather(np.array(numbers, np.int32))
-    return np.asarray(found).reshape(-1, len(numbers)).tolist()
+    return _gather(np.array(numbers, np.int32)).tolist()
+
+
+def _gather(values):
+    """Returns the arrays of every process, [P, ...]."""
+    return _send(np.broadcast_to(values, (jax.process_count(), *np.shape(values))))
+
+
+def _send(parts):
+    """Sends parts[q] to process q; returns the parts sent to this one, [P, ...].
+
+    Between CPUs, Gloo's sums and gathers take ten times as long to start; where a
+    process has one core, they wait for their own polling thread.
+    """
+    count = jax.process_count()
+    first = {device.process_index: device for device in reversed(jax.devices())}
+    mesh = Mesh(np.array([first[rank] for rank in range(count)]), ("processes",))
+    rows = NamedSharding(mesh, PartitionSpec("processes"))
+    shape = count**2, *parts.shape[1:]
+    operand = jax.make_array_from_process_local_data(rows, parts, shape)
+    return np.asarray(compiled(_swap, mesh)(operand).addressable_data(0))
+
+
+def _swap(mesh, parts):
+    def swap(own):
+        return jax.lax.all_to_all(own, "processes", 0, 0)
+
+    rows: Any = PartitionSpec("processes")
+    return jax.shard_map(swap, mesh=mesh, in_specs=rows, out_specs=rows)(parts)
 
 
 def _exchange_texts(text):
@@ -92,9 +119,7 @@ def _exchange_texts(text):
     sizes = [size for (size,) in _exchange([len(content)])]
     room = np.zeros(max(1, *sizes), np.uint8)
     room[: len(content)] = content
-    parts = np.asarray(multihost_utils.process_allgather(room))
-    parts = parts.reshape(len(sizes), -1)
-    pairs = zip(parts, sizes, strict=True)
+    pairs = zip(_gather(room), sizes, strict=True)
     return [part[:size].tobytes().decode() for part, size in pairs]
 
 
@@ -143,7 +168,7 @@ def slowest(seconds: float) -> float:
     if num_processes() == 1:
         return seconds
     meet()
-    return float(np.max(multihost_utils.process_allgather(np.float32(seconds))))
+    return float(np.max(_gather(np.float32(seconds))))
 
 
 def total_of_processes(values: UInt64[np.ndarray, "*s"]) -> UInt64[np.ndarray, "*s"]:
@@ -152,8 +177,7 @@ def total_of_processes(values: UInt64[np.ndarray, "*s"]) -> UInt64[np.ndarray, "
         return values
     meet()
     # 64-bit integers may be disabled in JAX.
-    words = np.asarray(multihost_utils.process_allgather(values.view(np.uint32)))
-    whole = np.ascontiguousarray(words).view(np.uint64)
+    whole = _gather(values.view(np.uint32)).view(np.uint64)
     return np.asarray(np.sum(whole, axis=0, dtype=np.uint64))
 
 
@@ -162,21 +186,13 @@ def add_processes(values: Any) -> Any:
     if num_processes() == 1:
         return values
     meet()
-    first = {device.process_index: device for device in reversed(jax.devices())}
-    devices = [first[rank] for rank in range(num_processes())]
-    mesh = Mesh(np.array(devices), ("processes",))
-    operand = jax.make_array_from_process_local_data(
-        NamedSharding(mesh, PartitionSpec("processes")), np.asarray(values)[None]
-    )
-    return np.asarray(compiled(_add_processes, mesh)(operand))
-
-
-def _add_processes(mesh, values):
-    def add(own):
-        return jax.lax.psum(own[0], "processes")
-
-    specs: Any = dict(in_specs=PartitionSpec("processes"), out_specs=PartitionSpec())
-    return jax.shard_map(add, mesh=mesh, **specs)(values)
+    values = np.asarray(values)
+    count = jax.process_count()
+    flat = np.zeros(-(-values.size // count) * count, np.int32)
+    flat[: values.size] = values.reshape(-1)
+    # Each process sums a part, and sends the sums to all.
+    sums = np.sum(_send(flat.reshape(count, -1)), axis=0, dtype=np.int32)
+    return _gather(sums).reshape(-1)[: values.size].reshape(values.shape)
 
 
 def gather_numbers(number: int) -> list[int]:
@@ -203,18 +219,25 @@ def gather_tables(tables: Any) -> Any:
     """Returns the rows of arrays [n, ...] of all processes, in order of rank."""
     if num_processes() == 1:
         return tables
-    sizes = gather_numbers(len(jax.tree.leaves(tables)[0]))
+    count = num_processes()
+    return jax.tree.map(lambda array: send_rows([array] * count), tables)
 
-    def collect(array):
-        room = np.zeros((max(1, *sizes), *array.shape[1:]), array.dtype)
-        room[: len(array)] = array
-        # Bytes, because JAX would convert numbers of 64 bits.
-        parts = multihost_utils.process_allgather(room.reshape(-1).view(np.uint8))
-        parts = np.asarray(parts).view(array.dtype).reshape(len(sizes), *room.shape)
-        kept = [part[:size] for part, size in zip(parts, sizes, strict=True)]
-        return np.concatenate(kept)
 
-    return jax.tree.map(collect, tables)
+def send_rows(parts: list[np.ndarray]) -> np.ndarray:
+    """Sends the rows ``parts[q]`` to process q; returns those sent here, in order.
+
+    All parts of a process have the same number of rows.
+    """
+    sizes, like = gather_numbers(len(parts[0])), parts[0]
+    room = np.zeros((len(parts), max(1, *sizes), *like.shape[1:]), like.dtype)
+    for own, part in zip(room, parts, strict=True):
+        own[: len(part)] = part
+    # Bytes, because JAX would convert numbers of 64 bits.
+    found = _send(room.reshape(len(parts), -1).view(np.uint8))
+    found = found.view(like.dtype).reshape(room.shape)
+    return np.concatenate(
+        [part[:size] for part, size in zip(found, sizes, strict=True)]
+    )
 
 
 def gather_texts(text: str) -> list[str]:

@@ -28,6 +28,7 @@ from jboost.boosting.round_programs import (
 )
 from jboost.boosting.sharding import (
     EVERYWHERE,
+    are_apart,
     rows_of,
     run_sharded,
     spec_of_data,
@@ -148,7 +149,8 @@ def spread_rows(mesh: Mesh, num_rows: int, padded: bool) -> RowLayout:
         sizes += [min(each, max(0, rows - i * each)) for i in range(devices)]
     total = padded_rows(sum(sizes)) if padded else sum(sizes)
     own = tuple(i for i, owner in enumerate(owners) if owner == jax.process_index())
-    return RowLayout(mesh, Shards(tuple(mesh.axis_names), tuple(sizes), total), own)
+    shards = Shards(tuple(mesh.axis_names), tuple(sizes), total, are_apart(mesh))
+    return RowLayout(mesh, shards, own)
 
 
 def spans_processes(mesh: Mesh | None) -> bool:
