@@ -408,16 +408,12 @@ def test_equal_types_are_one_loss(kept):
     Arrays of files do not bring such a type.
     """
 
-    def describe(kind):
-        def cast(score, target):
-            return (target > 0).astype(score.dtype)
+    def cast(score, target):
+        return (target > 0).astype(score.dtype)
 
-        jax.clear_caches()
-        traced = jax.make_jaxpr(cast)(np.zeros((), kind), np.int32(0))
-        return repr(_structure(traced.jaxpr))
-
-    little = np.dtype(np.float32).newbyteorder("<")
-    assert describe(little) == describe(np.float32)
+    little = np.zeros((), np.dtype(np.float32).newbyteorder("<"))
+    traced = jax.make_jaxpr(cast)(little, np.int32(0))
+    assert "<f4" not in repr(_structure(traced.jaxpr))
     for name, array in read_container(kept["checkpoint"]).arrays.items():
         assert repr(array.dtype) == repr(np.dtype(array.dtype.name)), name
 
