@@ -84,12 +84,13 @@ void SumRows(const RowRange& range, int64_t* scratch) {
   }
 }
 
-template <bool kCounted>
-void SumBytes(const RowRange& range, int64_t* scratch) {
+// With the number of features as a constant.
+template <class Code, bool kCounted, int kStride>
+void SumCodes(const RowRange& range, int64_t* scratch) {
   switch (range.num_features) {
-#define JBOOST_CASE(n)                                          \
-  case n:                                                       \
-    SumRows<uint8_t, kCounted, n, kByteStride>(range, scratch); \
+#define JBOOST_CASE(n)                                   \
+  case n:                                                \
+    SumRows<Code, kCounted, n, kStride>(range, scratch); \
     break;
 #define JBOOST_CASES(n) \
   JBOOST_CASE(n + 1) JBOOST_CASE(n + 2) JBOOST_CASE(n + 3) JBOOST_CASE(n + 4)
@@ -109,9 +110,9 @@ void SumBytes(const RowRange& range, int64_t* scratch) {
 template <bool kCounted>
 void SumWords(const RowRange& range, bool wide, int64_t* scratch) {
   if (wide) {
-    SumRows<uint16_t, kCounted, 0, 0>(range, scratch);
+    SumCodes<uint16_t, kCounted, 0>(range, scratch);
   } else {
-    SumBytes<kCounted>(range, scratch);
+    SumCodes<uint8_t, kCounted, kByteStride>(range, scratch);
   }
 }
 
