@@ -114,6 +114,12 @@ from .selection.cross_validation import (
 from .selection.cross_validation import (
     sweep as sweep,
 )
+from .selection.tuning import (
+    Tuned as Tuned,
+)
+from .selection.tuning import (
+    tune as tune,
+)
 from .streams.stream import stream as stream
 from .tables.groups import make_groups as make_groups
 from .tables.groups import random_groups as random_groups

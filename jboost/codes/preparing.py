@@ -17,8 +17,7 @@ from jboost.codes.codes import Codes, DenseCodes, SparseCodes, pack_codes
 from jboost.entry import checks
 from jboost.entry.context import current_implementation, is_on_cpu
 from jboost.entry.decorators import is_tracing, traceable
-from jboost.entry.identity import IdentityCache
-from jboost.entry.programs import compiled
+from jboost.entry.programs import IdentityCache, compiled
 from jboost.kernels.library import resolve_implementation, takes_implementation
 
 _highest = IdentityCache()  # the highest code of an array

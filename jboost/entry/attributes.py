@@ -7,7 +7,8 @@ import difflib
 _NAMES: dict[str, str] = {
     "jb.fit(x, y)": "train fit partial_fit update boost_round",
     "jb.cross_validate(x, y)": "cv cross_val_score",
-    "jb.sweep(x, y, loss, points)": "grid_search randomized_search GridSearchCV",
+    "jb.sweep(x, y, loss, points)": "grid_search GridSearchCV",
+    "jb.tune(x, y, loss)": "tune_model randomized_search RandomizedSearchCV optimize",
     "jb.predict(model, x)": "predict inplace_predict predict_raw decision_function",
     "jb.predict(model, x, inverse_link=jax.nn.sigmoid), or jax.nn.softmax for several "
     "scores": "predict_proba predict_log_proba",

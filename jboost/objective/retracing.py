@@ -17,7 +17,7 @@ import numpy as np
 from jax.core import Tracer
 
 from jboost.entry.decorators import is_tracing
-from jboost.entry.identity import IdentityCache
+from jboost.entry.programs import IdentityCache
 from jboost.losses import Adaptive, Likelihood
 from jboost.objective.group_tracing import trace_group_loss
 from jboost.objective.tracing import trace_loss

@@ -2,6 +2,7 @@
 """The common part of cross-validation and sweeps: checks, data on devices, curves."""
 
 import inspect
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
@@ -137,6 +138,20 @@ SWEPT = (
 _Result = TypeVar("_Result")
 
 
+def keywords_of(loss: Any) -> list[str]:
+    """Returns the names of a loss's parameters other than score and target."""
+    if isinstance(loss, Adaptive) or not callable(loss):
+        return []
+    try:
+        parameters = inspect.signature(loss).parameters.values()
+    except (TypeError, ValueError):
+        return []
+    kinds = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    named = [p.name for p in parameters if p.kind in kinds]
+    positional = [p for p in parameters if p.kind is kinds[1]][:2]
+    return [name for name in named if name not in {p.name for p in positional}]
+
+
 class Comparison(NamedTuple):
     """The arguments of a call that are not hyperparameters; all points share them.
 
@@ -157,29 +172,35 @@ class Comparison(NamedTuple):
     keeps_models: bool
 
 
-def compare(
-    request: Comparison, loss: Any, points: list[dict[str, Any]], settings: Settings
-) -> tuple[Study, list[Curve], bool]:
-    """Checks all arguments, then trains all folds of all points.
+class Opened(NamedTuple):
+    """The rows and folds of a comparison, ready for points.
 
-    The last result says whether training was interrupted.
+    Attributes:
+      study: rows, folds and criterion.
+      make: returns a point, checked and traced: of its name in messages, and the values
+        that it sets.
+    """
+
+    study: Study
+    make: Callable[[str, dict[str, Any]], Point]
+
+
+def open_study(
+    request: Comparison, loss: Any, points: list[dict[str, Any]], settings: Settings
+) -> Opened:
+    """Checks the arguments, and prepares rows and folds.
 
     Args:
       points: the values that each point sets: names in ``SWEPT`` and keywords of the
-        loss.
-      settings: the values that points do not set.
+        loss. Further points may set values of the same kinds.
+      settings: the values that points do not set, with the number of rounds.
     """
     if isinstance(request.rows.x, RowSource):
         raise ValueError(
             "x must hold its rows in memory (an array, a data frame, a sparse matrix), "
             "got a stream; to hold rows out, leave them out of the batches and call fit"
         )
-    bound = []
-    for point in points:
-        own = {name: value for name, value in point.items() if name not in SWEPT}
-        each = point.get("loss", loss)
-        bound.append(partial(each, **own) if own else each)
-    settings = settings.with_rounds(stops=True)
+    bound = [_bind(loss, point) for point in points]
     for each in bound:
         settings = settings.with_scores(each, request.rows.y)
     refuse_large_table(request.rows.x, settings)
@@ -191,25 +212,45 @@ def compare(
     padded = all(may_pad_rows(each, request.groups) for each in bound)
     by, metrics = read_by(request.by, check_metrics(request.metrics))
     request, grouped = _read_groups(request, bound, settings.num_scores)
-    each_settings = [
-        settings.replace(**{name: point[name] for name in point if name in SWEPT})
-        for point in points
-    ]
+    each_settings = [_settle(settings, point) for point in points]
     # The rows hold values if a point has linear leaves.
     basis = next((own for own in each_settings if own.linear_leaves), settings)
     given, study = _make_study(request, basis, padded, by, tuple(metrics), grouped)
+
+    def make(name, point):
+        own = _settle(settings, point)
+        return _make_point(name, _bind(loss, point), own, given, study, metrics)
+
+    return Opened(study, make)
+
+
+def _bind(loss, point):
+    """Returns the loss of a point, with its parameters bound."""
+    own = {name: value for name, value in point.items() if name not in SWEPT}
+    each = point.get("loss", loss)
+    return partial(each, **own) if own else each
+
+
+def _settle(settings, point):
+    """Returns the settings with the values of a point."""
+    return settings.replace(**{name: point[name] for name in point if name in SWEPT})
+
+
+def compare(
+    request: Comparison, loss: Any, points: list[dict[str, Any]], settings: Settings
+) -> tuple[Study, list[Curve], bool]:
+    """Checks all arguments, then trains all folds of all points.
+
+    The last result says whether training was interrupted. For arguments see
+    :func:`open_study`.
+    """
+    settings = settings.with_rounds(stops=True)
+    study, make = open_study(request, loss, points, settings)
     made = []
-    for index, (each, point) in enumerate(zip(bound, points, strict=True)):
-        own = each_settings[index]
+    for index, point in enumerate(points):
         name = f" of points[{index}], {point}" if point else ""
-        made.append(_make_point(name, each, own, given, study, metrics))
-    if study.by.name == "loss" and not all(
-        _have_one_loss(made[0], each) for each in made
-    ):
-        raise ValueError(
-            "by must name a metric if points differ in their loss, because values of "
-            f"different losses cannot be compared, got {show(request.by)}"
-        )
+        made.append(make(name, point))
+    check_one_loss(study, made, request.by)
     with resolve_implementation(study.rows.data.weights):
         count, progress = settings.num_rounds, request.progress
         curves, interrupted = run_points(study, made, count, progress)
@@ -219,6 +260,17 @@ def compare(
     if count > 0 and not interrupted:
         _tell_gaps(study, made, curves)
     return study, curves, interrupted
+
+
+def check_one_loss(study: Study, points: Sequence[Point], by: Any) -> None:
+    """Raises if points with different losses are to be compared by their loss."""
+    if study.by.name == "loss" and not all(
+        _have_one_loss(points[0], each) for each in points
+    ):
+        raise ValueError(
+            "by must name a metric if points differ in their loss, because values of "
+            f"different losses cannot be compared, got {show(by)}"
+        )
 
 
 def _tell_gaps(study, points, curves):
@@ -394,3 +446,10 @@ def _have_one_loss(one: Point, other: Point) -> bool:
     used = {index for program in programs for index in program.constants}
     constants = one.problem.constants, other.problem.constants
     return all(same_bits(*(each[i] for each in constants)) for i in used)
+
+
+def show_value(value: Any) -> str:
+    """Returns a value of a point as tables show it."""
+    if isinstance(value, float):
+        return f"{value:.5g}"
+    return getattr(value, "__name__", str(value))  # the name of a loss, say

@@ -23,7 +23,15 @@ from jboost.entry.decorators import on_host
 from jboost.entry.messages import MOST_LINES, cut, show
 from jboost.kernels.library import takes_implementation
 from jboost.model.ensemble import Ensemble
-from jboost.selection.comparison import SWEPT, Comparison, average, compare, finish
+from jboost.selection.comparison import (
+    SWEPT,
+    Comparison,
+    average,
+    compare,
+    finish,
+    keywords_of,
+    show_value,
+)
 from jboost.training.metrics import BY_LOSS, By, Criterion, Metrics
 from jboost.training.request import RawRows
 
@@ -285,19 +293,15 @@ class Sweep:
         """Shows all points, the best one first."""
         table = self.table
         order = np.argsort(self.by.rank(table["mean"]), kind="stable")
-        cells = [[*map(_show, (column[i] for column in table.values()))] for i in order]
+        cells = [
+            [*map(show_value, (column[i] for column in table.values()))] for i in order
+        ]
         widths = [max(map(len, column)) for column in zip(table, *cells, strict=True)]
         lines = [
             [cell.rjust(width) for cell, width in zip(row, widths, strict=True)]
             for row in ([*table], *cells)
         ]
         return "\n".join(map("  ".join, lines))
-
-
-def _show(value):
-    if isinstance(value, float):
-        return f"{value:.5g}"
-    return getattr(value, "__name__", str(value))  # the name of a loss, say
 
 
 @explain_arguments
@@ -476,23 +480,9 @@ def _check_name(name, loss):
             f"points must not name {name}: all points share the rows, their codes, "
             "folds and seed; call sweep for each value of it"
         )
-    if name not in _keywords(loss):
+    if name not in keywords_of(loss):
         raise ValueError(
             f"points must name arguments ({', '.join(SWEPT)}) or keywords of the "
-            f"loss ({', '.join(_keywords(loss)) or 'it has none'}), got {show(name)}"
+            f"loss ({', '.join(keywords_of(loss)) or 'it has none'}), got {show(name)}"
             f"{hint_argument(name, [*SWEPT])}"
         )
-
-
-def _keywords(loss) -> list[str]:
-    """Returns the names of a loss's parameters other than score and target."""
-    if isinstance(loss, losses.Adaptive) or not callable(loss):
-        return []
-    try:
-        parameters = inspect.signature(loss).parameters.values()
-    except (TypeError, ValueError):
-        return []
-    kinds = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    named = [p.name for p in parameters if p.kind in kinds]
-    positional = [p for p in parameters if p.kind is kinds[1]][:2]
-    return [name for name in named if name not in {p.name for p in positional}]

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, PartitionSpec
-from jaxtyping import Array, ArrayLike, Bool, Float, Int8, Int32, UInt32
+from jaxtyping import Array, ArrayLike, Bool, Float, Int, Int8, Int32, UInt32
 from tqdm import tqdm
 
 from jboost.boosting.method import Numbers
@@ -421,10 +421,19 @@ class Curve(Record):
         return self.series(metric, name).copy().T
 
 
+# Called after some rounds of points that run side by side: with their indices, their
+# curves, and the states of their runs. It may stop curves, by ``over``.
+Judge = Callable[[list[int], list["Curve"], BoostState], None]
+
+
 def run_points(
-    study: Study, points: Sequence[Point], num_rounds: int, progress: bool
+    study: Study,
+    points: Sequence[Point],
+    num_rounds: int,
+    progress: bool,
+    judge: Judge | None = None,
 ) -> tuple[list[Curve], bool]:
-    """Trains all folds of all points.
+    """Trains all folds of all points; ``judge`` is called after every MOST_ROUNDS.
 
     Returns:
       The curves, and whether a signal (ctrl-C) ended training after some rounds.
@@ -446,7 +455,8 @@ def run_points(
         with open_bar(num_rounds * len(blocks), progress) as bar:
             for indices in blocks:
                 part = [points[i] for i in indices], [curves[i] for i in indices]
-                _run_block(study, *part, num_rounds, bar)
+                own = None if judge is None else partial(judge, indices)
+                _run_block(study, *part, num_rounds, bar, own)
     except KeyboardInterrupt:
         if not any(curve.num_rounds for curve in curves):
             raise
@@ -489,6 +499,7 @@ def _run_block(
     curves: list[Curve],
     num_rounds: int,
     bar: tqdm,
+    judge: Callable[[list[Curve], BoostState], None] | None,
 ) -> None:
     """Trains points side by side until all have stopped, and fills their curves."""
     loss, method = points[0].problem.static
@@ -512,7 +523,7 @@ def _run_block(
     whole = False
     take_run = partial(_take_run, study, points, shared, runs)
     done, split = 0, np.zeros(len(points) * num_folds, bool)
-    for first, count in pace_rounds(num_rounds):
+    for first, count in pace_rounds(num_rounds, fixed=judge is not None):
         rates, counts = _plan(points, curves, len(runs.fold), first, count)
         made = find_program(whole)(shared, runs, rates, counts, state)
         wait_for(made.losses, count)
@@ -533,6 +544,8 @@ def _run_block(
         state = made.state
         split |= np.asarray(made.split)[: len(split), :count].any(axis=1)
         move_bar(bar, count, _record_chunk(study, points, curves, made, count))
+        if judge is not None:
+            judge(curves, state)
         done = first + count
         if all(curve.over for curve in curves):
             break
@@ -685,17 +698,35 @@ def _record_round(study, point, curve, losses, trees, parameters, scores):
     curve.over = curve.is_over(study.patience, best)
 
 
+def measure_rows(
+    study: Study,
+    metrics: dict[str, Callable[..., Any]],
+    rows: Int[np.ndarray, " M"],
+    scores: Float[np.ndarray, "K M"],
+) -> dict[str, float]:
+    """Returns the metrics of some rows, held out by any fold."""
+    part = _read_rows(study, "held-out rows", rows, scores, 1)
+    found = measure(metrics, [part], 0, RuntimeError)
+    return dict(zip(metrics, found[0].tolist(), strict=True))
+
+
 def _read_folds(study, scores):
     """Yields the operands of metrics on the held-out rows of each fold."""
     for fold, held_out in enumerate(study.folds.held_out):
         rows = np.flatnonzero(held_out)
-        score = scores[fold, :, : len(rows)]
-        score = score[0] if score.shape[0] == 1 else score.T
-        targets, weights = jax.tree.map(lambda a: a[rows], study.rows.real)  # noqa: B023
-        operands = score, targets, weights * held_out[rows].astype(weights.dtype)
-        groups = study.rows.data.groups
-        whole = () if groups is None else _spread_rows(study, rows, operands)
-        yield f"the held-out rows of fold {fold}", operands, whole, groups
+        own = scores[fold, :, : len(rows)]
+        place = f"the held-out rows of fold {fold}"
+        yield _read_rows(study, place, rows, own, held_out[rows])
+
+
+def _read_rows(study, place, rows, scores, times):
+    """Returns the operands of metrics on some rows; each row counts some times."""
+    score = scores[0] if scores.shape[0] == 1 else scores.T
+    targets, weights = jax.tree.map(lambda a: a[rows], study.rows.real)
+    operands = score, targets, weights * np.asarray(times, weights.dtype)
+    groups = study.rows.data.groups
+    whole = () if groups is None else _spread_rows(study, rows, operands)
+    return place, operands, whole, groups
 
 
 def _spread_rows(study, rows, arguments):

@@ -73,6 +73,7 @@ def pace_rounds(
     first: int = 0,
     most: int = MOST_ROUNDS,
     every: int | None = None,
+    fixed: bool = False,
 ) -> Iterator[tuple[int, int]]:
     """Yields (first round, number of rounds) of each call, until all are made.
 
@@ -86,11 +87,12 @@ def pace_rounds(
       first: the round to start from.
       most: the most rounds of one call.
       every: calls end at multiples of this number, if it is given.
+      fixed: whether each call makes ``most`` rounds, however long that takes.
 
     Raises:
       RuntimeError: a callback has forked, and this is the new process.
     """
-    aim = 1
+    aim = most if fixed else 1
     while first < num_rounds:
         check_process("training")
         count = min(aim, num_rounds - first)
@@ -99,6 +101,8 @@ def pace_rounds(
         begun = time.perf_counter()
         yield first, count
         first, seconds = first + count, slowest(time.perf_counter() - begun)
+        if fixed:
+            continue
         if seconds < _CALL_SECONDS / 2:
             aim = min(most, 2 * aim)
         elif seconds > 2 * _CALL_SECONDS:
@@ -125,7 +129,7 @@ def wait_for(results: Any, count: int) -> None:
         time.sleep(min(_LONGEST_SLEEP, max(_SHORTEST_SLEEP, _SLEEP_SHARE * waited)))
 
 
-def open_bar(total: int, progress: bool, unit: str = "round") -> tqdm:
+def open_bar(total: float, progress: bool, unit: str = "round") -> tqdm:
     """Opens a progress bar of rounds or other units; hidden without ``progress``.
 
     If several processes train together, only the first one shows it.

@@ -9,11 +9,9 @@ the rows (``preparing``); begin afresh, from a model or from a checkpoint
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import reduce
 from os import PathLike
 from typing import Any, ParamSpec, TypeVar, Unpack
 
-import jax
 import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import ArrayLike, Shaped
@@ -62,7 +60,7 @@ from jboost.training.record import (
     Trained,
     TrainingError,
     TrainingInterrupted,
-    append_rounds,
+    average_models,
 )
 from jboost.training.request import (
     FitRequest,
@@ -260,22 +258,10 @@ def _choose_rate(request, rows):
 
 def _average(each):
     """Returns one model: its scores are the mean of those of the members."""
-    count = np.float32(len(each))
-
-    def share(array):
-        return jax.device_put(np.asarray(array) / count)
-
-    parts = []
-    for model, _ in each:
-        slopes = model.slopes
-        if slopes is not None:
-            slopes = slopes._replace(slope=share(slopes.slope))
-        parts.append(replace(model, leaf_value=share(model.leaf_value), slopes=slopes))
-    start = share(sum(np.asarray(model.init_score) for model, _ in each))
-    history = each[0].history
-    rounds = [model.num_rounds for model, _ in each]
+    models, history = [model for model, _ in each], each[0].history
+    rounds = [model.num_rounds for model in models]
     history = replace(history, choices={**history.choices, "rounds_of_members": rounds})
-    return Trained(replace(reduce(append_rounds, parts), init_score=start), history)
+    return Trained(average_models(models, np.ones(len(models))), history)
 
 
 def begin_run(request: FitRequest, prepared: Prepared, bar: tqdm) -> FitRun:

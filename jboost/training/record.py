@@ -9,7 +9,7 @@ joined.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import partial, reduce
 from typing import Any, NamedTuple
 
 import jax
@@ -578,6 +578,26 @@ def append_rounds(before: Ensemble, after: Ensemble) -> Ensemble:
         links = Links(left_child=left_child, max_depth=depth)
     names = after.feature_names or before.feature_names
     return replace(before, **arrays, links=links, feature_names=names, ranges=ranges)
+
+
+def average_models(
+    models: Sequence[Ensemble], weights: Float[np.ndarray, " M"]
+) -> Ensemble:
+    """Returns one model: its scores are the weighted mean of those of the models."""
+    shares = (weights / np.sum(weights)).astype(np.float32)
+
+    def scale(array, share):
+        return jax.device_put(np.asarray(array) * share)
+
+    parts, start = [], np.float32(0)
+    for model, share in zip(models, shares, strict=True):
+        slopes = model.slopes
+        if slopes is not None:
+            slopes = slopes._replace(slope=scale(slopes.slope, share))
+        values = scale(model.leaf_value, share)
+        parts.append(replace(model, leaf_value=values, slopes=slopes))
+        start = start + np.asarray(model.init_score) * share
+    return replace(reduce(append_rounds, parts), init_score=jax.device_put(start))
 
 
 def _join_ranges(before, after):

@@ -1,0 +1,796 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Searches good hyperparameters in a given time, and trains an ensemble of the best.
+
+    plan      points of one program: from a space, then from a model of the good ones
+    train     all folds of these points side by side; the weak ones end early
+    choose    a weighted mean of the best points that predicts held-out rows best
+    refit     each of them on all rows
+
+The first points fill the space evenly (an additive recurrence; Roberts 2018), later
+ones come from densities of the good and of the other points (Bergstra et al. 2011). A
+point goes on after 16, 48, 144, ... rounds if it is among the best third of those that
+came as far (asynchronous successive halving; Li et al. 2020). Time is the sum of the
+learning rates so far: a point that learns slowly is compared with the others as they
+were then. The mean is chosen greedily, with replacement (Caruana et al. 2004).
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, NamedTuple, Unpack
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+from jaxtyping import ArrayLike, Float, Shaped
+from tqdm import tqdm
+
+from jboost import losses
+from jboost.boosting.reports import weigh_losses
+from jboost.boosting.settings import (
+    RoundSettings,
+    Settings,
+    StudySettings,
+    declared,
+    rate_by_rows,
+    read_settings,
+    takes_settings,
+)
+from jboost.entry import checks
+from jboost.entry.arguments import explain_arguments
+from jboost.entry.context import current_implementation
+from jboost.entry.decorators import fetch, on_host
+from jboost.entry.messages import MOST_LINES, cut, import_pandas, show
+from jboost.entry.programs import LIGHT, compiled
+from jboost.kernels.library import resolve_implementation, takes_implementation
+from jboost.model.ensemble import Ensemble
+from jboost.selection.comparison import (
+    SWEPT,
+    Comparison,
+    check_one_loss,
+    keywords_of,
+    open_study,
+    show_value,
+)
+from jboost.selection.study import Curve, Point, Study, measure_rows, run_points
+from jboost.training.chunks import MOST_ROUNDS, open_bar
+from jboost.training.fitting import fit
+from jboost.training.metrics import By, Criterion, Metrics
+from jboost.training.record import average_models
+from jboost.training.request import RawRows
+
+_BATCH, _LARGE_BATCH = 8, 32  # points side by side: on a CPU, and elsewhere
+_RUNGS = tuple(MOST_ROUNDS * 3**i for i in range(8))  # rounds after which points end
+_EARLY = 2  # rungs that compare points of one program: large trees learn faster
+_KEPT = 1 / 3  # the share of points that goes on
+_FEWEST = 3  # points that must have come as far before one ends
+_PATIENCE = 3.0  # time without improvement after which a point ends
+_SEARCHED = 0.7  # the share of the seconds after which no more rounds are made
+_SLOWER = 3  # a third of the rate with three times the rounds errs less
+_STORED = 24  # points with held-out scores
+_CANDIDATES = 12  # points that the ensemble is chosen from
+_TURNS = 24  # the greatest sum of the counts that give weights
+_GOOD = 0.2  # the share of points that count as good
+_DRAWS, _WIDTH = 32, 0.12  # candidates for a point; width of the densities
+_ARGUMENTS = (*SWEPT, "num_rounds")  # other names are parameters of the loss
+
+
+# ---- the space ----------------------------------------------------------------------
+
+
+class Axis(NamedTuple):
+    """The values of one name: numbers from ``low`` to ``high``, or a list of values."""
+
+    low: float = 0.0
+    high: float = 0.0
+    log: bool = False
+    whole: bool = False
+    values: tuple[Any, ...] = ()
+
+    def at(self, share: float) -> Any:
+        """Returns the value at a place in [0, 1)."""
+        if self.values:
+            return self.values[int(share * len(self.values))]
+        if self.log:
+            value = self.low * (self.high / self.low) ** share
+        else:
+            value = self.low + (self.high - self.low) * share
+        return round(value) if self.whole else float(value)
+
+    def place(self, value: Any) -> float:
+        """Returns the place of a value, the middle of its part for listed ones."""
+        if self.values:
+            same = [i for i, each in enumerate(self.values) if each == value]
+            return (same[0] + 0.5) / len(self.values) if same else 0.5
+        ends = np.log([self.low, self.high, max(value, self.low)])
+        if not self.log:
+            ends = np.array([self.low, self.high, value], np.float64)
+        return float(np.clip((ends[2] - ends[0]) / (ends[1] - ends[0]), 0.0, 1 - 1e-9))
+
+
+def _read_axis(name, given):
+    """Returns the axis of a name: a pair of numbers is a range, a list is a choice."""
+    number = int | float | np.number
+    if isinstance(given, tuple) and len(given) == 2:
+        low, high = given
+        numbers = all(isinstance(e, number) and not isinstance(e, bool) for e in given)
+        if not (numbers and np.isfinite(given).all() and low < high):
+            raise ValueError(
+                f"space[{show(name)}] must be (low, high), two numbers with low < "
+                f"high, or a list of values, got {show(given)}"
+            )
+        whole = all(isinstance(each, int | np.integer) for each in given)
+        log = low > 0 and high >= 8 * low
+        return Axis(float(low), float(high), log, whole)
+    if isinstance(given, list) and given:
+        return Axis(values=tuple(given))
+    raise TypeError(
+        f"space[{show(name)}] must be (low, high) or a list of values, got "
+        f"{show(given)}"
+    )
+
+
+def _default_space(settings: Settings, num_rows: int) -> dict[str, Axis]:
+    """Returns the axes of the names that are searched by default.
+
+    All but the rate are shares, counts of rows, and sizes of trees: they do not depend
+    on the units of the loss.
+    """
+    rate = rate_by_rows(num_rows)
+    space: dict[str, Any] = {
+        "learning_rate": (1.5 * rate, 6 * rate),
+        "l2": (0.1, 30.0),
+        "min_child_weight": (1.0, 50.0),
+        "subsample": (0.5, 1.0),
+        "colsample_bynode": (0.4, 1.0),
+        "max_depth": [6, 4, 8],
+    }
+    if settings.draws_thresholds:
+        space |= {"rows_per_threshold": (20, 1000), "parent_rows": (1.0, 100.0)}
+    if settings.linear_leaves:
+        space["linear_leaves"] = ["auto", False]
+    return {name: _read_axis(name, each) for name, each in space.items()}
+
+
+def _read_space(space: Any, given: Mapping[str, Any], loss: Any) -> dict[str, Axis]:
+    """Returns the axis of each name in the argument ``space``."""
+    if space is None:
+        return {}
+    if not isinstance(space, Mapping):
+        raise TypeError(
+            "space must be {name: (low, high)} or {name: [values]}, got "
+            f"{show(space)}"
+        )
+    for name in space:
+        if name not in SWEPT and name not in keywords_of(loss):
+            known = ", ".join([*SWEPT, *keywords_of(loss)])
+            raise ValueError(f"space must name {known}, got {show(name)}")
+        if name in given:
+            raise ValueError(
+                f"space must not name {name}, which is given as an argument, "
+                f"{show(given[name])}"
+            )
+    return {name: _read_axis(name, each) for name, each in space.items()}
+
+
+def _is_static(name, axis):
+    """Returns whether each value of a name has a program of its own."""
+    setting = declared(RoundSettings).get(name)
+    of_code = name == "loss" or (setting is not None and not setting.traced)
+    return bool(axis.values) and of_code
+
+
+# ---- points -------------------------------------------------------------------------
+
+
+@dataclass
+class _Tried:
+    """A point that was tried.
+
+    Attributes:
+      place: its place on each axis.
+      ranks: the criterion after each round, as ranks: less is better.
+      scores: held-out scores of the rows, [K, N], near the best round; None: not kept.
+      finished: whether it ended because it no longer improved.
+    """
+
+    values: dict[str, Any]
+    place: Float[np.ndarray, " D"]
+    rate: float
+    program: tuple[Any, ...]
+    point: Point
+    ranks: Float[np.ndarray, " R"] = field(default_factory=lambda: np.zeros(0))
+    scores: Float[np.ndarray, "K N"] | None = None
+    finished: bool = False
+
+    @property
+    def best(self) -> float:
+        """The least rank; inf before the first round."""
+        return float(np.min(self.ranks, initial=np.inf))
+
+    @property
+    def rounds(self) -> int:
+        """The number of rounds up to the best one."""
+        return int(np.argmin(self.ranks)) + 1 if len(self.ranks) else 0
+
+    def reaches(self, moment: float) -> bool:
+        """Returns whether it made rounds until a time, up to a twentieth."""
+        return len(self.ranks) * self.rate >= 0.95 * moment
+
+    def best_until(self, moment: float) -> float:
+        """Returns the least rank until a time, the sum of the learning rates."""
+        number = max(1, int(np.ceil(moment / self.rate)))
+        return float(np.min(self.ranks[:number], initial=np.inf))
+
+
+class _Planner:
+    """Chooses points: evenly at first, then near good ones."""
+
+    def __init__(self, axes: dict[str, Axis], seed: int):
+        self.axes = axes
+        self.generator = np.random.default_rng(seed)
+        self.static = [name for name, axis in axes.items() if _is_static(name, axis)]
+        self.numbers = [name for name in axes if name not in self.static]
+        # The root of t^(d + 1) = t + 1 generalizes the golden ratio.
+        count, root = len(self.numbers), 2.0
+        for _ in range(64):
+            root = (1 + root) ** (1 / (count + 1))
+        self.steps = root ** -np.arange(1.0, count + 1)
+        self.shift, self.drawn = self.generator.random(count), 0
+        # First the default program, then those with one other value, then all.
+        first = {name: axes[name].values[0] for name in self.static}
+        self.programs = [first] + [
+            {**first, name: value}
+            for name in self.static
+            for value in axes[name].values[1:]
+        ]
+        self.fresh = [*self.programs]
+
+    def plan(self, trials: Sequence[_Tried], count: int) -> list[dict[str, Any]]:
+        """Returns the next points, which share a program."""
+        known = [trial for trial in trials if np.isfinite(trial.best)]
+        order = np.argsort([trial.best for trial in known], kind="stable")
+        good = [known[i] for i in order[: max(4, round(_GOOD * len(known)))]]
+        rest = [known[i] for i in order[len(good) :]]
+        program = self._choose_program(good)
+        places = [self._draw(good, rest) for _ in range(count)]
+        axes = [self.axes[name] for name in self.numbers]
+        found = []
+        for place in places:
+            numbers = [axis.at(share) for axis, share in zip(axes, place, strict=True)]
+            found.append({**dict(zip(self.numbers, numbers, strict=True)), **program})
+        return found
+
+    def _choose_program(self, good):
+        if self.fresh:
+            return self.fresh.pop(0)
+        held = [{name: trial.values[name] for name in self.static} for trial in good]
+        every = [*self.programs, *(each for each in held if each not in self.programs)]
+        weights = np.array([0.5 + held.count(each) for each in every])
+        if self.static and self.generator.random() < 0.1:  # any combination
+            values = [self.axes[name].values for name in self.static]
+            picks = [each[self.generator.integers(len(each))] for each in values]
+            return dict(zip(self.static, picks, strict=True))
+        return every[self.generator.choice(len(every), p=weights / weights.sum())]
+
+    def _draw(self, good, rest):
+        if len(rest) < 2 * _BATCH or not self.numbers:
+            self.drawn += 1
+            return (self.shift + self.drawn * self.steps) % 1.0
+        near, far = (np.stack([t.place for t in each]) for each in (good, rest))
+        centers = near[self.generator.integers(len(near), size=_DRAWS)]
+        moved = centers + _WIDTH * self.generator.normal(size=centers.shape)
+        moved = np.abs(moved)  # reflected at 0 and at 1
+        moved = np.clip(np.where(moved > 1, 2 - moved, moved), 0, 1 - 1e-9)
+        moved[: _DRAWS // 8] = self.generator.random((_DRAWS // 8, moved.shape[1]))
+        gain = _log_density(moved, near) - _log_density(moved, far)
+        return moved[np.argmax(gain)]
+
+    def locate(self, values: dict[str, Any]) -> Float[np.ndarray, " D"]:
+        """Returns the place of a point on the axes of numbers."""
+        places = [self.axes[name].place(values[name]) for name in self.numbers]
+        return np.array(places, np.float64)
+
+
+def _log_density(points, centers):
+    """Sums over the axes the logarithms of densities, a tenth of them uniform."""
+    distance = (points[:, None] - centers[None]) / _WIDTH
+    kernels = np.exp(-(distance**2) / 2) / (_WIDTH * np.sqrt(2 * np.pi))
+    return np.sum(np.log(0.1 + 0.9 * kernels.mean(axis=1)), axis=1)
+
+
+# ---- the search ---------------------------------------------------------------------
+
+
+class _Tuner:
+    """The points tried so far, and the clock."""
+
+    def __init__(
+        self, study: Study, settings: Settings, begun: float, trials: int | None,
+        seconds: float, bar: tqdm,
+    ):  # fmt: skip
+        self.settings, self.begun, self.most, self.bar = settings, begun, trials, bar
+        # Points end here, by time; the study would stop them by rounds.
+        self.study = study._replace(patience=None)
+        given = settings.given["early_stopping_rounds"]
+        self.patience = given if isinstance(given, int) else None
+        self.deadline = begun + _SEARCHED * seconds if trials is None else None
+        self.trials: list[_Tried] = []
+        self.batch: list[_Tried] = []
+
+    def run(self, planner: _Planner, make: Any, first: Any, by: Any) -> bool:
+        """Tries points until the time is over; returns whether ctrl-C ended it."""
+        interrupted = False
+        try:
+            while not (self.is_over() or interrupted):
+                self._plan(planner, make, first, by)
+                points = [trial.point for trial in self.batch]
+                _, interrupted = run_points(
+                    self.study, points, self.settings.num_rounds, False, self.judge
+                )
+                self.show()
+        except KeyboardInterrupt:
+            interrupted = True
+        if not any(np.isfinite(trial.best) for trial in self.trials):
+            if interrupted:
+                raise KeyboardInterrupt
+            raise RuntimeError(
+                f"no round is the best: {self.study.by.name} is NaN or infinite in "
+                "each round; pass another by"
+            )
+        return interrupted
+
+    def is_over(self) -> bool:
+        """Returns whether the time is over, or all points have been tried."""
+        if self.deadline is not None:
+            return time.perf_counter() > self.deadline
+        return self.most is not None and len(self.trials) >= self.most
+
+    def _plan(self, planner, make, first, by):
+        """Adds the points of the next batch."""
+        size = _BATCH if current_implementation() == "cpu" else _LARGE_BATCH
+        if self.most is not None:
+            size = min(size, self.most - len(self.trials))
+        points = planner.plan(self.trials, size)
+        if not self.trials:
+            points[0] = first
+        self.batch = []
+        for values in points:
+            number = len(self.trials) + len(self.batch)
+            point = make(f" of setting {number}, {values}", values)
+            rate = float(np.mean(point.rates[:100]))
+            program = tuple(values[name] for name in planner.static)
+            place = planner.locate(values)
+            self.batch.append(_Tried(values, place, rate, program, point))
+        self.trials += self.batch
+        one = self.trials[0].point
+        check_one_loss(self.study, [one, *(each.point for each in self.batch)], by)
+
+    def conclude(self, slower: int, interrupted: bool) -> "Tuned":
+        """Returns the result, without members."""
+        sign = -1 if self.study.by.direction == "max" else 1
+        return Tuned(
+            points=tuple(trial.values for trial in self.trials),
+            curves=tuple(sign * trial.ranks for trial in self.trials),
+            by=self.study.by,
+            members=(),
+            slower=slower,
+            seconds=0.0,
+            interrupted=interrupted,
+        )
+
+    def judge(self, indices: list[int], curves: list[Curve], state: Any) -> None:
+        """Records the rounds of a batch, and ends weak points."""
+        scores = None
+        own = [self.batch[i] for i in indices]
+        alive = [not curve.over for curve in curves]
+        for place, (trial, curve) in enumerate(zip(own, curves, strict=True)):
+            before, trial.ranks = trial.best, self.study.by.rank(curve.compared())
+            if curve.num_rounds and trial.best < before:
+                scores = fetch(state.scores) if scores is None else scores
+                self._keep_scores(trial, scores, place)
+        for trial, curve, goes_on in zip(own, curves, alive, strict=True):
+            if goes_on and self._is_weak(trial, curve.num_rounds):
+                curve.over = True
+        late = self.deadline is not None and self.is_over()
+        for curve in curves:
+            curve.over |= late
+        self.show()
+
+    def _is_weak(self, trial, done):
+        patience = self.patience or max(MOST_ROUNDS, _PATIENCE / trial.rate)
+        if done - trial.rounds >= patience:
+            trial.finished = True
+            return True
+        if done not in _RUNGS:
+            return False
+        moment, late = done * trial.rate, done >= _RUNGS[_EARLY]
+        like = [t for t in self.trials if late or t.program == trial.program]
+        reached = [each for each in like if each.reaches(moment)]
+        others = np.array([each.best_until(moment) for each in reached])
+        if len(others) < _FEWEST:
+            return False
+        return np.mean(others < trial.best_until(moment)) >= _KEPT
+
+    def _keep_scores(self, trial, scores, place):
+        """Keeps held-out scores; those of the worst trial make room."""
+        held_out = self.study.folds.held_out > 0
+        folds, rows = held_out.shape
+        own = scores[place * folds : (place + 1) * folds, :, :rows]
+        count = np.maximum(held_out.sum(axis=0), 1)
+        trial.scores = np.einsum("fkn,fn->kn", own, held_out / count).astype(np.float32)
+        stored = [each for each in self.trials if each.scores is not None]
+        if len(stored) > _STORED:
+            max(stored, key=lambda each: each.best).scores = None
+
+    def show(self) -> None:
+        """Moves the bar to the present second."""
+        best = min((trial.best for trial in self.trials), default=np.inf)
+        value = -best if self.study.by.direction == "max" else best
+        self.bar.set_description(refresh=False)
+        shown = {"settings": len(self.trials), f"best {self.study.by.name}": value}
+        self.bar.set_postfix({k: f"{v:.6g}" for k, v in shown.items()}, refresh=False)
+        if self.deadline is None:
+            self.bar.update(len(self.trials) - self.bar.n)
+        else:
+            now = round(time.perf_counter() - self.begun, 1)
+            self.bar.update(min(now, self.bar.total) - self.bar.n)
+
+
+# ---- the ensemble -------------------------------------------------------------------
+
+
+def _mean_losses(loss, constants, words, data, scores):
+    """Returns the mean loss of the rows for each of several scores [C, K, N]."""
+
+    def mean(one):
+        values, weights = weigh_losses(loss, constants, (), data, one, words)
+        counted = weights > 0
+        total = jnp.sum(jnp.where(counted, values * weights, 0.0))
+        return total / jnp.sum(jnp.where(counted, weights, 0.0))
+
+    return jax.lax.map(mean, scores)
+
+
+def _choose_members(study, trials, most):
+    """Returns weights of trials: their mean score predicts held-out rows best.
+
+    Beginning with the mean of the best ones that made all their rounds, the trial is
+    added, again and again, that lowers the criterion of the mean most; at most ``most``
+    different ones.
+    """
+    ranked = sorted((t for t in trials if t.scores is not None), key=lambda t: t.best)
+    ranked = ranked[:_CANDIDATES]
+    if most == 1:
+        return {trials.index(ranked[0]): 1.0}
+    stacked = np.stack([trial.scores for trial in ranked])
+    covered = (study.folds.held_out > 0).any(axis=0)
+    evaluate = _make_evaluation(study, ranked[0].point, covered)
+    counts = np.zeros(len(ranked))
+    finished = [i for i, trial in enumerate(ranked) if trial.finished][:most]
+    counts[finished or 0] = 1  # a mean of several overfits the held-out rows less
+    total = stacked[counts > 0].sum(axis=0)
+    best, kept = evaluate(total[None] / np.float32(counts.sum()))[0], counts.copy()
+    while counts.sum() < _TURNS:
+        full = np.count_nonzero(counts) >= most
+        allowed = np.flatnonzero(counts) if full else np.arange(len(ranked))
+        ranks = evaluate((total + stacked[allowed]) / np.float32(counts.sum() + 1))
+        pick = int(allowed[np.argmin(ranks)])
+        total, counts[pick] = total + stacked[pick], counts[pick] + 1
+        if ranks.min() < best:
+            best, kept = ranks.min(), counts.copy()
+    picks = np.flatnonzero(kept)
+    return {trials.index(ranked[i]): float(kept[i] / kept.sum()) for i in picks}
+
+
+def _make_evaluation(study, point, covered):
+    """Returns a function that ranks held-out scores [C, K, N] by the criterion."""
+    rows, by = study.rows, study.by
+    short = len(rows.data.weights) - rows.size
+    counted = np.pad(covered, (0, short))
+
+    def of_loss(scores):
+        data = rows.data._replace(codes=None)
+        if data.groups is None:
+            data = data._replace(weights=np.where(counted, data.weights, 0))
+        padded = np.pad(scores, ((0, 0), (0, 0), (0, short)))
+        run = compiled(_mean_losses, point.problem.loss, effort=LIGHT)
+        words = np.array([0, study.seed], np.uint32)
+        return by.rank(run(point.problem.constants, words, data, padded))
+
+    def of_metric(scores):
+        every = np.flatnonzero(covered)
+        found = [
+            measure_rows(study, point.metrics, every, one[:, every]) for one in scores
+        ]
+        return by.rank([each[by.metric] for each in found])
+
+    return of_loss if by.metric is None else of_metric
+
+
+# ---- the result ---------------------------------------------------------------------
+
+
+class TunedMember(NamedTuple):
+    """A setting in the model of :func:`jboost.tune`.
+
+    Attributes:
+      setting: its index.
+      weight: its weight in the mean score; all weights sum to 1.
+      seed: the seed that it was trained with.
+    """
+
+    setting: int
+    weight: float
+    seed: int
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """The P settings that :func:`jboost.tune` has tried.
+
+    Attributes:
+      points: the values of each, arguments of ``fit`` and parameters of the loss.
+      curves: the mean over the folds of the criterion after each round, [R] for each
+        setting; R is less where it ended early.
+      by: the criterion; see :class:`jboost.CrossValidation`.
+      members: the settings in the model, the heaviest first.
+      slower: 3 if the default range of rates was searched, else 1: rates of members are
+        divided by it, and their rounds multiplied.
+      seconds: the time that the call took.
+      interrupted: whether ctrl-C ended the search.
+    """
+
+    points: tuple[dict[str, Any], ...]
+    curves: tuple[Float[np.ndarray, " _"], ...]
+    by: Criterion
+    members: tuple[TunedMember, ...]
+    slower: int
+    seconds: float
+    interrupted: bool = False
+
+    @property
+    def values(self) -> Float[np.ndarray, " P"]:
+        """The criterion of each setting after its best round; NaN without a round."""
+        each = [
+            curve[self.by.find_best(curve)] if np.isfinite(curve).any() else np.nan
+            for curve in self.curves
+        ]
+        return np.array(each, np.float64)
+
+    @property
+    def best(self) -> int:
+        """The index of the best setting."""
+        return self.by.find_best(self.values)
+
+    @property
+    def best_params(self) -> dict[str, Any]:
+        """Arguments of ``fit``, and parameters of the loss, for the best setting."""
+        return self.params(self.best)
+
+    def params(self, index: int) -> dict[str, Any]:
+        """Returns arguments of ``fit``, and parameters of the loss, for a setting."""
+        found = dict(self.points[index])
+        if self.slower != 1:
+            found["learning_rate"] = found["learning_rate"] / self.slower
+        rounds = self.by.find_best(self.curves[index]) + 1
+        return {**found, "num_rounds": self.slower * rounds}
+
+    @property
+    def best_round(self) -> int:
+        """The best round, from 0, of the best setting."""
+        return self.by.find_best(self.curves[self.best])
+
+    @property
+    def best_value(self) -> float:
+        """The criterion of the best setting: too good, because it was chosen by it."""
+        return float(self.values[self.best])
+
+    def to_frame(self) -> Any:
+        """A ``pandas.DataFrame``: a row for each setting, the best one first.
+
+        Raises:
+          ImportError: pandas is not installed.
+        """
+        pandas = import_pandas("to_frame")
+        table = pandas.DataFrame(list(self.points))
+        table[self.by.name] = self.values
+        table["best_round"] = [self.by.find_best(curve) for curve in self.curves]
+        table["rounds_made"] = [*map(len, self.curves)]
+        weights = {member.setting: member.weight for member in self.members}
+        table["weight"] = [weights.get(i, 0.0) for i in range(len(table))]
+        order = np.argsort(self.by.rank(self.values), kind="stable")
+        return table.iloc[order]
+
+    def __repr__(self) -> str:
+        """Shows the best setting and the members of the model."""
+        lines = [
+            f"Tuned: {len(self.points)} settings in {self.seconds:.3g} s, "
+            f"best {self.by.name} {self.best_value:.5g}"
+        ]
+        for member in self.members:
+            params = self.params(member.setting)
+            shown = ", ".join(f"{name}={show_value(v)}" for name, v in params.items())
+            lines.append(f"  {member.weight:.2f} of {shown}")
+        return "\n".join(cut(lines, MOST_LINES, "members"))
+
+
+class TunedModel(NamedTuple):
+    """The result of ``tune``: ``model, tuned = jb.tune(x, y, loss)``.
+
+    Attributes:
+      model: the ensemble, ready to predict.
+      tuned: the settings that were tried.
+    """
+
+    model: Ensemble
+    tuned: Tuned
+
+
+@explain_arguments
+@on_host("call jb.boost there")
+@takes_implementation
+@takes_settings
+def tune(
+    x: Any,
+    y: Any,
+    loss: Callable[..., Any] | losses.Adaptive = losses.squared_error,
+    *,
+    seconds: float = 60.0,
+    trials: int | None = None,
+    space: Mapping[str, Any] | None = None,
+    ensemble: int = 5,
+    folds: Any = 5,
+    stratify: Any = None,
+    groups: Any = None,
+    shuffle: bool = True,
+    sample_weight: Shaped[ArrayLike, " N"] | None = None,
+    offset: Shaped[ArrayLike, "N *K"] | None = None,
+    metrics: Metrics = None,
+    by: By = None,
+    progress: bool = False,
+    feature_names: Sequence[str] | None = None,
+    mesh: Mesh | None = None,
+    implementation: str | None = None,
+    **settings: Unpack[StudySettings],
+) -> TunedModel:
+    """Searches good settings for about ``seconds``, and trains the best ones.
+
+    Settings are cross-validated side by side. All that differ only in numbers share a
+    compiled program. The first one is that of the defaults; the next ones fill the
+    space evenly, later ones come from where good ones are. Weak ones end after few
+    rounds. The model is a weighted mean of up to ``ensemble`` settings, chosen by their
+    held-out scores and trained on all rows, as one Ensemble.
+
+    Args:
+      x, y, loss: arguments of :func:`jboost.fit`; x is in memory, dense or sparse.
+      seconds: the time that the call may take. Compiling takes 5 to 20 of them; the
+        batch that runs when the time is over is finished.
+      trials: the number of settings to try, instead of ``seconds``: the same call then
+        has the same result.
+      space: {name: (low, high)}, a range, searched by ratio from a factor of 8 on, in
+        whole numbers if both ends are integers; or {name: [values]}. Names are those of
+        :func:`jboost.sweep`: settings, and keywords of the loss. They are added to the
+        default space of learning_rate, l2, min_child_weight, subsample,
+        colsample_bynode, rows_per_threshold, parent_rows, max_depth and linear_leaves,
+        or replace its entries. Arguments that are given are not searched.
+      ensemble: the most settings in the model; 1: the best one alone.
+      folds, stratify, groups, shuffle, metrics, mesh: arguments of
+        :func:`jboost.cross_validate`.
+      by: the criterion, as for :func:`jboost.cross_validate`. It must name a metric if
+        ``space`` has parameters of the loss.
+      sample_weight, offset, progress, feature_names, implementation: arguments of
+        :func:`jboost.fit`.
+      {settings}
+
+    The page "Tune in a minute" has examples. Ctrl-C ends the search, and the model is
+    that of the best settings so far.
+
+    Returns:
+      A model and a Tuned: ``model, tuned = jb.tune(x, y, loss)``.
+
+    Raises:
+      TypeError, ValueError: for bad arguments, before training.
+      TrainingError: no row of a fold has a gradient to learn from.
+      RuntimeError: a metric failed, or ``by`` is NaN or infinite in each round.
+
+    Example:
+      >>> import numpy as np, jboost as jb
+      >>> x = np.random.default_rng(0).normal(size=(200, 3))
+      >>> y = x[:, 0] + x[:, 1] ** 2
+      >>> model, tuned = jb.tune(x, y, trials=2, folds=2, ensemble=1, num_rounds=16)
+      >>> len(tuned.points), jb.predict(model, x).shape
+      (2, (200,))
+    """
+    begun = time.perf_counter()
+    seconds = checks.check_number("seconds", seconds, above=0.0)
+    if trials is not None:
+        trials = checks.check_integer("trials", trials, least=1)
+    ensemble = checks.check_integer("ensemble", ensemble, least=1)
+    rows = RawRows(x, y, sample_weight, offset, feature_names)
+    request = Comparison(
+        rows, folds, stratify, groups, shuffle, metrics, by, progress, mesh,
+        keeps_models=False,
+    )  # fmt: skip
+    own = read_settings(settings, StudySettings).with_rounds(stops=True)
+    given = _read_space(space, settings, loss)
+    study, make = open_study(request, loss, [{}], own)
+    axes = _default_space(own, study.rows.size)
+    axes = {name: axis for name, axis in axes.items() if name not in settings} | given
+    first = _list_defaults(axes, own, study.rows.size)
+    if not make("", first).problem.method.num_terms and "linear_leaves" not in settings:
+        axes.pop("linear_leaves", None)  # leaves of this loss are constant
+    planner = _Planner(axes, own.seed)
+    total, unit = (seconds, "s") if trials is None else (trials, "setting")
+    with open_bar(total, progress, unit) as bar:
+        search = _Tuner(study, own, begun, trials, seconds, bar)
+        with resolve_implementation(study.rows.data.weights):
+            stopped = search.run(planner, make, first, request.by)
+            most = 1 if isinstance(loss, losses.Adaptive) else ensemble
+            weights = _choose_members(study, search.trials, most)
+        open_rate = not {"learning_rate", "num_rounds"} & {*settings, *(space or {})}
+        found = search.conclude(_SLOWER if open_rate else 1, stopped)
+        of_groups = study.rows.data.groups is not None
+        call = request, loss, {**settings}, own, of_groups
+        over = begun + seconds if trials is None else None
+        model, found = _train_members(found, weights, call, over)
+    return TunedModel(model, replace(found, seconds=time.perf_counter() - begun))
+
+
+def _list_defaults(axes, settings, num_rows):
+    """Returns the first point: the defaults of the names that are searched."""
+    point = {}
+    for name, axis in axes.items():
+        if axis.values:
+            point[name] = axis.values[0]
+            continue
+        value = settings.values.get(name)
+        if name == "learning_rate":
+            value = _SLOWER * rate_by_rows(num_rows)
+        if name == "l2" and isinstance(value, str):
+            value = 1.0
+        known = isinstance(value, int | float) and axis.low <= value <= axis.high
+        point[name] = axis.at(axis.place(value) if known else 0.5)
+    return point
+
+
+def _train_members(found, weights, call, over):
+    """Trains settings on all rows; returns their mean, and the result with the members.
+
+    Those that time does not suffice for are left out, except for the first one.
+    """
+    request, loss, fixed, settings, of_groups = call
+    rows, models, members, longest = request.rows, [], [], 0.0
+    for index, weight in sorted(weights.items(), key=lambda pair: -pair[1]):
+        begun = time.perf_counter()
+        if models and over is not None and begun + longest > over:
+            break
+        values, seed = found.params(index), (settings.seed + len(models)) % 2**32
+        own = {name: values.pop(name) for name in values.keys() - {*_ARGUMENTS}}
+        each: Any = values.pop("loss", loss)
+        chosen = {**fixed, **values}
+        chosen |= dict(
+            early_stopping_rounds=None, num_scores=settings.num_scores, seed=seed
+        )
+        try:
+            model, _ = fit(
+                rows.x, rows.y, partial(each, **own) if own else each,
+                sample_weight=rows.sample_weight, offset=rows.offset,
+                groups=request.groups if of_groups else None,
+                feature_names=rows.feature_names, mesh=request.mesh, **chosen,
+            )  # fmt: skip
+        except KeyboardInterrupt:
+            if not models:
+                raise
+            break
+        models.append(model)
+        members.append(TunedMember(index, weight, seed))
+        longest = max(longest, time.perf_counter() - begun)
+    shares = np.array([member.weight for member in members])
+    shares = (shares / shares.sum()).tolist()
+    model = models[0] if len(models) == 1 else average_models(models, np.array(shares))
+    pairs = zip(members, shares, strict=True)
+    members = tuple(member._replace(weight=share) for member, share in pairs)
+    return model, replace(found, members=members)

@@ -1,0 +1,198 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``jb.tune``: what it says of a setting is what ``cross_validate`` and ``fit`` say.
+
+Other references are definitions: a weighted mean, the ends of a range, an even cover.
+"""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from tables import make_regression, same_bits
+
+import jboost as jb
+from jboost import losses
+from jboost.selection import tuning
+from jboost.selection.tuning import Axis, _Planner, _Tried
+
+X, Y = make_regression()
+FEW = dict(folds=3, num_rounds=32, max_bins=32)
+tune = partial(jb.tune, **FEW)
+
+
+def scaled(score, target, scale):
+    return jnp.log(scale) + jnp.log1p(((score - target) / scale) ** 2)
+
+
+def mean_distance(scores, targets, weights):
+    return jnp.sum(jnp.abs(scores - targets) * weights) / jnp.sum(weights)
+
+
+@pytest.fixture(scope="module")
+def tuned():
+    """Ten settings of two programs."""
+    space = {"max_depth": [3, 2], "linear_leaves": [False], "l2": (1, 20)}
+    return tune(X, Y, trials=10, space=space, seed=3), space
+
+
+def test_a_number_of_trials_gives_the_same_result(tuned):
+    (model, found), space = tuned
+    again, other = tune(X, Y, trials=10, space=space, seed=3)
+    same_bits(model, again)
+    assert found.points == other.points
+    for one, two in zip(found.curves, other.curves, strict=True):
+        np.testing.assert_array_equal(one, two)
+    assert len(found.points) == len(found.curves) == 10
+
+
+def test_curves_are_those_of_cross_validation(tuned):
+    (_, found), _ = tuned
+    for index in (0, 9):
+        rounds = len(found.curves[index])
+        settings = {**FEW, **found.points[index], "num_rounds": rounds, "seed": 3}
+        expected = jb.cross_validate(X, Y, **settings).mean
+        np.testing.assert_allclose(found.curves[index], expected, rtol=1e-6)
+
+
+def test_the_model_is_the_weighted_mean_of_fits(tuned):
+    (model, found), _ = tuned
+    total = 0
+    for member in found.members:
+        settings = {**FEW, **found.params(member.setting), "seed": member.seed}
+        del settings["folds"]
+        one, _ = jb.fit(X, Y, early_stopping_rounds=None, **settings)
+        assert one.num_rounds == np.argmin(found.curves[member.setting]) + 1
+        total = total + member.weight * np.asarray(jb.predict(one, X))
+    assert sum(member.weight for member in found.members) == pytest.approx(1)
+    np.testing.assert_allclose(jb.predict(model, X), total, rtol=1e-4, atol=1e-5)
+
+
+def test_the_ensemble_lowers_the_held_out_loss(tuned):
+    """No weights of its members give less, up to the grain of the greedy choice."""
+    (_, found), _ = tuned
+    scores = [
+        jb.cross_validate(
+            X, Y, **{**FEW, **found.points[m.setting], "seed": 3},
+        ).scores
+        for m in found.members
+    ]  # fmt: skip
+    weights = [member.weight for member in found.members]
+    mean = np.einsum("m,mn->n", weights, scores)
+    alone = min(np.mean((each - Y) ** 2) for each in scores)
+    assert np.mean((mean - Y) ** 2) < 1.02 * alone
+
+
+def test_the_table_and_the_best(tuned):
+    pandas = pytest.importorskip("pandas")
+    (_, found), space = tuned
+    table = found.to_frame()
+    assert isinstance(table, pandas.DataFrame)
+    assert table["loss"].is_monotonic_increasing
+    assert table.index[0] == found.best == np.argmin(found.values)
+    assert table["weight"].sum() == pytest.approx(1)
+    assert found.best_value == min(each.min() for each in found.curves)
+    assert found.best_params["num_rounds"] == found.best_round + 1
+    assert {*table["max_depth"]} <= {*space["max_depth"]}
+    assert table["l2"].between(1, 20).all()
+    assert all(isinstance(point["l2"], int) for point in found.points)
+    assert "10 settings" in repr(found)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        dict(y=np.digitize(Y, [-1.0, 1.0]), loss=losses.softmax, num_scores=3),
+        dict(loss=losses.huber, space={"delta": (0.1, 5.0)}, metrics=["mae"], by="mae"),
+        dict(loss=losses.adaptive(scaled, mean_distance)),
+        dict(loss=losses.absolute_error, sample_weight=np.linspace(0, 2, len(Y))),
+        dict(y=Y.tolist(), offset=X[:, 0], x=np.where(X < -1.5, np.nan, X),
+             monotone={0: 1}),
+        dict(x=np.c_[X, np.arange(len(X)) % 4, np.arange(len(X)) % 7],
+             categorical=[3, 4]),
+        dict(y=np.clip(Y.round(), 0, 3), loss=losses.lambda_rank, metrics=["ndcg"],
+             by="ndcg", groups=np.arange(len(Y)) // 8),
+    ],
+)  # fmt: skip
+def test_every_kind_of_data_and_loss(case):
+    call = dict(x=X, y=Y, trials=3, ensemble=2) | case
+    model, found = tune(**call)
+    assert len(found.points) == 3
+    assert np.isfinite(found.best_value)
+    assert np.isfinite(jb.predict(model, call["x"])).all()
+    if "delta" in case.get("space", {}):
+        assert len({point["delta"] for point in found.points}) == 3
+
+
+def test_rates_that_are_not_given_are_lower_in_the_model():
+    """A third of the rate with three times the rounds."""
+    settings = dict(folds=2, max_depth=2, early_stopping_rounds=3)
+    model, found = jb.tune(X, Y, trials=1, **settings)
+    assert found.slower == 3
+    rate = found.points[0]["learning_rate"]
+    assert found.best_params["learning_rate"] == pytest.approx(rate / 3)
+    assert model.num_rounds == found.best_params["num_rounds"]
+    assert model.num_rounds == 3 * (found.best_round + 1)
+    assert len(found.curves[0]) - found.best_round <= 3 + 16
+
+
+def test_an_interrupt_returns_the_best_so_far(monkeypatch):
+    judge, calls = tuning._Tuner.judge, []
+
+    def interrupt(*operands):
+        judge(*operands)
+        calls.append(1)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(tuning._Tuner, "judge", interrupt)
+    model, found = tune(X, Y, trials=16)
+    assert len(calls) == 1
+    assert found.interrupted
+    assert len(found.points) == 8
+    assert model.num_rounds > 0
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (dict(seconds=0), "seconds must be"),
+        (dict(trials=0), "trials must be"),
+        (dict(ensemble=0), "ensemble must be"),
+        (dict(space=["l2"]), "space must be {name"),
+        (dict(space={"eta": (0, 1)}), "space must name loss, .*got 'eta'"),
+        (dict(space={"l2": (3, 1)}), r"space\['l2'\] must be \(low, high\)"),
+        (dict(space={"l2": 3}), r"space\['l2'\] must be \(low, high\)"),
+        (dict(space={"max_depth": (2, 4)}, max_depth=3), "must not name max_depth"),
+        (dict(loss=losses.huber, space={"delta": (0.5, 2.0)}), "by must name a metric"),
+    ],
+)
+def test_refusals(change, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        tune(**{"x": X, "y": Y, "trials": 2, **change})
+
+
+def test_the_first_points_cover_the_space():
+    planner = _Planner({"l2": Axis(0.0, 1.0), "l1": Axis(0.0, 1.0)}, seed=0)
+    points = [point for _ in range(4) for point in planner.plan([], 16)]
+    cells = [(int(4 * point["l1"]), int(4 * point["l2"])) for point in points]
+    counts = [cells.count((i, j)) for i in range(4) for j in range(4)]
+    assert min(counts) >= 3  # of 4; at random 0 or 1
+    assert max(counts) <= 5
+
+
+def test_later_points_are_near_good_ones():
+    axis = Axis(0.01, 100.0, log=True)
+    planner, trials = _Planner({"l2": axis}, seed=0), []
+    for value in np.geomspace(0.01, 99, 40):
+        place = planner.locate({"l2": value})
+        assert axis.at(place[0]) == pytest.approx(value)
+        rank = np.log(value / 3.0) ** 2
+        trials.append(_Tried({"l2": value}, place, 0.1, (), None, np.array([rank])))
+    drawn = np.array([point["l2"] for point in planner.plan(trials, 40)])
+    assert np.mean((drawn > 0.75) & (drawn < 12)) > 0.8  # 30 % of the range
+
+
+def test_traced_arguments_are_refused():
+    with pytest.raises(TypeError, match=r"call jb\.boost there"):
+        jax.jit(lambda x: tune(x, Y, trials=1))(X)
