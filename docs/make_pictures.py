@@ -107,6 +107,15 @@ def draw_folds():
     return plotting.learning_curve(jb.cross_validate(x, y, num_rounds=100)).figure
 
 
+def draw_tuning():
+    """Draws the search of settings for noisy waves."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(1000, 5))
+    y = x[:, 0] + np.sin(3 * x[:, 1]) + rng.normal(size=1000)
+    _, tuned = jb.tune(x, y, trials=64, num_rounds=144)
+    return plotting.tuning(tuned)[0].figure
+
+
 def draw_importance():
     """Draws the importance of four features."""
     return plotting.importance(train_homes()[0]).figure

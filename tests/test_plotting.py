@@ -88,6 +88,23 @@ def test_learning_curve_shows_the_history(trained, ax):
     assert not pyplot.get_fignums()
 
 
+def test_tuning_shows_settings_and_importance():
+    model, tuned = jb.tune(X, Y, trials=4, folds=2, num_rounds=4, max_depth=2)
+    left, right = plotting.tuning(tuned)
+    tried, members, best = left.get_lines()
+    np.testing.assert_array_equal(tried.get_ydata(), tuned.values)
+    expected = [tuned.values[member.setting] for member in tuned.members]
+    np.testing.assert_array_equal(members.get_ydata(), expected)
+    np.testing.assert_array_equal(best.get_ydata(), np.minimum.accumulate(tuned.values))
+    widths = {
+        label.get_text(): bar.get_width()
+        for label, bar in zip(right.get_yticklabels(), right.patches, strict=True)
+    }
+    assert widths == tuned.importance
+    with pytest.raises(TypeError, match="unpack the result"):
+        plotting.tuning((model, tuned))
+
+
 def test_learning_curve_of_a_metric(trained):
     ax = plotting.learning_curve(trained[1], metric="spread")
     assert ax.get_ylabel() == "spread" and len(pyplot.get_fignums()) == 1

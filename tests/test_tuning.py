@@ -15,7 +15,9 @@ from tables import make_regression, same_bits
 import jboost as jb
 from jboost import losses
 from jboost.selection import tuning
-from jboost.selection.tuning import Axis, _Planner, _Tried
+from jboost.selection.comparison import Axis
+from jboost.selection.tuning import _Planner, _Tried
+from jboost.training.metrics import BY_LOSS
 
 X, Y = make_regression()
 FEW = dict(folds=3, num_rounds=32, max_bins=32)
@@ -191,6 +193,35 @@ def test_later_points_are_near_good_ones():
         trials.append(_Tried({"l2": value}, place, 0.1, (), None, np.array([rank])))
     drawn = np.array([point["l2"] for point in planner.plan(trials, 40)])
     assert np.mean((drawn > 0.75) & (drawn < 12)) > 0.8  # 30 % of the range
+
+
+def test_outer_folds_are_unknown_to_the_search():
+    """Their targets are wrong, which changes no model, and the loss says so."""
+    outer = np.where(np.arange(len(Y)) % 4 == 0, 0, -1)
+    settings = dict(trials=2, ensemble=1, outer_folds=outer, offset=0.1 * X[:, 0])
+    _, found = tune(X, Y, **settings)
+    wrong = np.where(outer == 0, Y + 100, Y)
+    _, other = tune(X, wrong, **settings)
+    weights = (outer < 0).astype(np.float32)
+    model, _ = tune(
+        X, Y, trials=2, ensemble=1, offset=settings["offset"], sample_weight=weights
+    )
+    rest = np.asarray(jb.predict(model, X) + settings["offset"] - Y)[outer == 0]
+    np.testing.assert_allclose(found.outer, [np.mean(rest**2)], rtol=1e-5)
+    np.testing.assert_allclose(other.outer, [np.mean((rest - 100) ** 2)], rtol=1e-5)
+
+
+def test_importance_is_of_names_that_matter():
+    rng = np.random.default_rng(0)
+    l2, depth, l1 = rng.random(64), rng.integers(2, 4, 64), rng.random(64)
+    curves = tuple(np.array([a + 3 * b]) for a, b in zip(l2, depth, strict=True))
+    points = tuple(
+        {"l2": a, "max_depth": int(b), "l1": c}
+        for a, b, c in zip(l2, depth, l1, strict=True)
+    )
+    found = jb.Tuned(points, curves, BY_LOSS, (), 1, 0.0).importance
+    assert found["max_depth"] > 0.7 > 0.1 > found["l1"]
+    assert 0.05 < found["l2"] < 0.3  # a quarter of the variance is within each depth
 
 
 def test_traced_arguments_are_refused():

@@ -7,7 +7,7 @@ shows or saves a figure: call ``plt.show()`` or ``ax.figure.savefig(...)``. Colo
 from the current matplotlib style.
 """
 
-from jboost.plotting.curves import learning_curve, loss
+from jboost.plotting.curves import learning_curve, loss, tuning
 from jboost.plotting.explanations import importance, partial_dependence, shap_summary
 from jboost.plotting.trees import tree, tree_to_dot
 
@@ -19,4 +19,5 @@ __all__ = [
     "shap_summary",
     "tree",
     "tree_to_dot",
+    "tuning",
 ]

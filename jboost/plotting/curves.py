@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Learning curves, and panels of a loss and its derivatives."""
+"""Learning curves, panels of a loss and its derivatives, and the search of settings."""
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -21,6 +21,7 @@ from jboost.plotting.canvas import (
     tidy,
 )
 from jboost.selection.cross_validation import CrossValidation
+from jboost.selection.tuning import Tuned
 from jboost.training.record import UNNAMED, History
 
 if TYPE_CHECKING:
@@ -277,3 +278,61 @@ def _limit(ax, scores, lines):
     low = min(0.0, values.min())
     margin = 0.05 * (top - low) or 0.05
     ax.set_ylim(low - margin, top + margin)
+
+
+def tuning(
+    tuned: Tuned, *, axes: "Sequence[Axes] | np.ndarray | None" = None
+) -> np.ndarray:
+    """Draws the settings that were tried, and how much each name matters.
+
+    The left panel shows the criterion of each setting, the first one on the left, and
+    the best one so far; the members of the model are filled. The worst quarter of the
+    settings may be beyond its y-axis. The right panel shows ``tuned.importance``.
+
+    Args:
+      tuned: the result of :func:`jboost.tune`, without the model.
+      axes: two axes to draw on; None creates a new figure.
+
+    Returns:
+      Two axes: settings, importance.
+
+    Raises:
+      TypeError: ``tuned`` has another type.
+
+    Example:
+      >>> import numpy as np, jboost as jb
+      >>> from jboost import plotting
+      >>> x = np.arange(40.0)[:, None]
+      >>> few = dict(folds=2, num_rounds=8, max_depth=2)
+      >>> _, tuned = jb.tune(x, x[:, 0], trials=3, **few)
+      >>> [ax.get_xlabel() for ax in plotting.tuning(tuned)]
+      ['setting', 'importance']
+    """
+    if not isinstance(tuned, Tuned):
+        hint = "; unpack the result: model, tuned = jb.tune(...)"
+        hint = hint if isinstance(tuned, tuple) else ""
+        raise TypeError(f"tuned must be a Tuned, got {type(tuned).__name__}{hint}")
+    left, right = panels = open_panels(axes, 2, (10, 3.6))
+    color, other = colors(2)
+    values, number = tuned.values, np.arange(len(tuned.points))
+    best = np.fmin.accumulate if tuned.by.direction == "min" else np.fmax.accumulate
+    members = [member.setting for member in tuned.members]
+    left.plot(number, values, "o", color=color, markerfacecolor="none", label="tried")
+    left.plot(members, values[members], "o", color=color, label="in the model")
+    left.step(number, best(values), where="post", color=other, label="best so far")
+    ranks = np.sort(tuned.by.rank(values))
+    ranks = ranks[np.isfinite(ranks)]
+    sign = 1 if tuned.by.direction == "min" else -1
+    end = ranks[0] + 1.1 * (ranks[3 * len(ranks) // 4] - ranks[0])
+    if end > ranks[0]:
+        least = ranks[0] - 0.05 * (end - ranks[0])
+        left.set_ylim(*sorted((sign * least, sign * end)))
+    left.set_xlabel("setting")
+    left.set_ylabel(plain(tuned.by.name))
+    left.legend(frameon=False)
+    found = sorted(tuned.importance.items(), key=lambda pair: pair[1])
+    right.barh([plain(name) for name, _ in found], [each for _, each in found])
+    right.set_xlabel("importance")
+    tidy(left)
+    tidy(right, grid="x")
+    return panels

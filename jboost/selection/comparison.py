@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The common part of cross-validation and sweeps: checks, data on devices, curves."""
+"""The common part of cross-validation, sweeps and tuning: points, checks, data."""
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
@@ -150,6 +150,79 @@ def keywords_of(loss: Any) -> list[str]:
     named = [p.name for p in parameters if p.kind in kinds]
     positional = [p for p in parameters if p.kind is kinds[1]][:2]
     return [name for name in named if name not in {p.name for p in positional}]
+
+
+class Axis(NamedTuple):
+    """The values of one name: numbers from ``low`` to ``high``, or a list of values."""
+
+    low: float = 0.0
+    high: float = 0.0
+    log: bool = False
+    whole: bool = False
+    values: tuple[Any, ...] = ()
+
+    def at(self, share: float) -> Any:
+        """Returns the value at a place in [0, 1)."""
+        if self.values:
+            return self.values[int(share * len(self.values))]
+        if self.log:
+            value = self.low * (self.high / self.low) ** share
+        else:
+            value = self.low + (self.high - self.low) * share
+        return round(value) if self.whole else float(value)
+
+    def place(self, value: Any) -> float:
+        """Returns the place of a value, the middle of its part for listed ones."""
+        if self.values:
+            same = [i for i, each in enumerate(self.values) if each == value]
+            return (same[0] + 0.5) / len(self.values) if same else 0.5
+        ends = np.log([self.low, self.high, max(value, self.low)])
+        if not self.log:
+            ends = np.array([self.low, self.high, value], np.float64)
+        return float(np.clip((ends[2] - ends[0]) / (ends[1] - ends[0]), 0.0, 1 - 1e-9))
+
+
+def read_axis(name: str, given: Any) -> Axis:
+    """Returns the axis of a name: a pair of numbers is a range, a list is a choice."""
+    number = int | float | np.number
+    if isinstance(given, tuple) and len(given) == 2:
+        low, high = given
+        numbers = all(isinstance(e, number) and not isinstance(e, bool) for e in given)
+        if not (numbers and np.isfinite(given).all() and low < high):
+            raise ValueError(
+                f"space[{show(name)}] must be (low, high), two numbers with low < "
+                f"high, or a list of values, got {show(given)}"
+            )
+        whole = all(isinstance(each, int | np.integer) for each in given)
+        log = low > 0 and high >= 8 * low
+        return Axis(float(low), float(high), log, whole)
+    if isinstance(given, list) and given:
+        return Axis(values=tuple(given))
+    raise TypeError(
+        f"space[{show(name)}] must be (low, high) or a list of values, got "
+        f"{show(given)}"
+    )
+
+
+def read_space(space: Any, given: Mapping[str, Any], loss: Any) -> dict[str, Axis]:
+    """Returns the axis of each name in the argument ``space``."""
+    if space is None:
+        return {}
+    if not isinstance(space, Mapping):
+        raise TypeError(
+            "space must be {name: (low, high)} or {name: [values]}, got "
+            f"{show(space)}"
+        )
+    for name in space:
+        if name not in SWEPT and name not in keywords_of(loss):
+            known = ", ".join([*SWEPT, *keywords_of(loss)])
+            raise ValueError(f"space must name {known}, got {show(name)}")
+        if name in given:
+            raise ValueError(
+                f"space must not name {name}, which is given as an argument, "
+                f"{show(given[name])}"
+            )
+    return {name: read_axis(name, each) for name, each in space.items()}
 
 
 class Comparison(NamedTuple):

@@ -42,18 +42,22 @@ from jboost.entry import checks
 from jboost.entry.arguments import explain_arguments
 from jboost.entry.context import current_implementation
 from jboost.entry.decorators import fetch, on_host
-from jboost.entry.messages import MOST_LINES, cut, import_pandas, show
+from jboost.entry.messages import MOST_LINES, cut, import_pandas
 from jboost.entry.programs import LIGHT, compiled
 from jboost.kernels.library import resolve_implementation, takes_implementation
 from jboost.model.ensemble import Ensemble
+from jboost.model.predicting import predict
 from jboost.selection.comparison import (
     SWEPT,
+    Axis,
     Comparison,
     check_one_loss,
-    keywords_of,
     open_study,
+    read_axis,
+    read_space,
     show_value,
 )
+from jboost.selection.folds import make_folds
 from jboost.selection.study import Curve, Point, Study, measure_rows, run_points
 from jboost.training.chunks import MOST_ROUNDS, open_bar
 from jboost.training.fitting import fit
@@ -80,58 +84,6 @@ _ARGUMENTS = (*SWEPT, "num_rounds")  # other names are parameters of the loss
 # ---- the space ----------------------------------------------------------------------
 
 
-class Axis(NamedTuple):
-    """The values of one name: numbers from ``low`` to ``high``, or a list of values."""
-
-    low: float = 0.0
-    high: float = 0.0
-    log: bool = False
-    whole: bool = False
-    values: tuple[Any, ...] = ()
-
-    def at(self, share: float) -> Any:
-        """Returns the value at a place in [0, 1)."""
-        if self.values:
-            return self.values[int(share * len(self.values))]
-        if self.log:
-            value = self.low * (self.high / self.low) ** share
-        else:
-            value = self.low + (self.high - self.low) * share
-        return round(value) if self.whole else float(value)
-
-    def place(self, value: Any) -> float:
-        """Returns the place of a value, the middle of its part for listed ones."""
-        if self.values:
-            same = [i for i, each in enumerate(self.values) if each == value]
-            return (same[0] + 0.5) / len(self.values) if same else 0.5
-        ends = np.log([self.low, self.high, max(value, self.low)])
-        if not self.log:
-            ends = np.array([self.low, self.high, value], np.float64)
-        return float(np.clip((ends[2] - ends[0]) / (ends[1] - ends[0]), 0.0, 1 - 1e-9))
-
-
-def _read_axis(name, given):
-    """Returns the axis of a name: a pair of numbers is a range, a list is a choice."""
-    number = int | float | np.number
-    if isinstance(given, tuple) and len(given) == 2:
-        low, high = given
-        numbers = all(isinstance(e, number) and not isinstance(e, bool) for e in given)
-        if not (numbers and np.isfinite(given).all() and low < high):
-            raise ValueError(
-                f"space[{show(name)}] must be (low, high), two numbers with low < "
-                f"high, or a list of values, got {show(given)}"
-            )
-        whole = all(isinstance(each, int | np.integer) for each in given)
-        log = low > 0 and high >= 8 * low
-        return Axis(float(low), float(high), log, whole)
-    if isinstance(given, list) and given:
-        return Axis(values=tuple(given))
-    raise TypeError(
-        f"space[{show(name)}] must be (low, high) or a list of values, got "
-        f"{show(given)}"
-    )
-
-
 def _default_space(settings: Settings, num_rows: int) -> dict[str, Axis]:
     """Returns the axes of the names that are searched by default.
 
@@ -151,28 +103,7 @@ def _default_space(settings: Settings, num_rows: int) -> dict[str, Axis]:
         space |= {"rows_per_threshold": (20, 1000), "parent_rows": (1.0, 100.0)}
     if settings.linear_leaves:
         space["linear_leaves"] = ["auto", False]
-    return {name: _read_axis(name, each) for name, each in space.items()}
-
-
-def _read_space(space: Any, given: Mapping[str, Any], loss: Any) -> dict[str, Axis]:
-    """Returns the axis of each name in the argument ``space``."""
-    if space is None:
-        return {}
-    if not isinstance(space, Mapping):
-        raise TypeError(
-            "space must be {name: (low, high)} or {name: [values]}, got "
-            f"{show(space)}"
-        )
-    for name in space:
-        if name not in SWEPT and name not in keywords_of(loss):
-            known = ", ".join([*SWEPT, *keywords_of(loss)])
-            raise ValueError(f"space must name {known}, got {show(name)}")
-        if name in given:
-            raise ValueError(
-                f"space must not name {name}, which is given as an argument, "
-                f"{show(given[name])}"
-            )
-    return {name: _read_axis(name, each) for name, each in space.items()}
+    return {name: read_axis(name, each) for name, each in space.items()}
 
 
 def _is_static(name, axis):
@@ -540,6 +471,8 @@ class Tuned:
       slower: 3 if the default range of rates was searched, else 1: rates of members are
         divided by it, and their rounds multiplied.
       seconds: the time that the call took.
+      outer: the criterion of tuned models on the rows of each outer fold, which no part
+        of their search has seen; None without ``outer_folds``.
       interrupted: whether ctrl-C ended the search.
     """
 
@@ -550,6 +483,7 @@ class Tuned:
     slower: int
     seconds: float
     interrupted: bool = False
+    outer: Float[np.ndarray, " O"] | None = None
 
     @property
     def values(self) -> Float[np.ndarray, " P"]:
@@ -587,6 +521,31 @@ class Tuned:
     def best_value(self) -> float:
         """The criterion of the best setting: too good, because it was chosen by it."""
         return float(self.values[self.best])
+
+    @property
+    def importance(self) -> dict[str, float]:
+        """How much each name matters: {name: a share from 0 to 1}.
+
+        It is the share of the variance of the settings' ranks that lies between the
+        quarters of a range, or between listed values, beyond chance (epsilon squared;
+        Kelley 1935): 1 if the name alone decides.
+        """
+        order = np.argsort(self.by.rank(self.values), kind="stable")
+        ranks = np.argsort(order) / max(1, len(order))
+        return {name: self._explain(name, ranks) for name in self.points[0]}
+
+    def _explain(self, name, ranks):
+        column = [point[name] for point in self.points]
+        if all(isinstance(each, int | float) for each in column):
+            ends = np.quantile(column, [0.25, 0.5, 0.75])
+            column = np.searchsorted(ends, column)
+        keys = [*map(repr, column)]
+        parts = [ranks[[k == key for k in keys]] for key in {*keys}]
+        within = sum(np.sum((part - part.mean()) ** 2) for part in parts)
+        total, spare = np.sum((ranks - ranks.mean()) ** 2), len(ranks) - len(parts)
+        if total == 0 or spare < 1:
+            return 0.0
+        return float(max(0.0, 1 - within * (len(ranks) - 1) / (spare * total)))
 
     def to_frame(self) -> Any:
         """A ``pandas.DataFrame``: a row for each setting, the best one first.
@@ -642,6 +601,7 @@ def tune(
     trials: int | None = None,
     space: Mapping[str, Any] | None = None,
     ensemble: int = 5,
+    outer_folds: Any = None,
     folds: Any = 5,
     stratify: Any = None,
     groups: Any = None,
@@ -677,6 +637,9 @@ def tune(
         colsample_bynode, rows_per_threshold, parent_rows, max_depth and linear_leaves,
         or replace its entries. Arguments that are given are not searched.
       ensemble: the most settings in the model; 1: the best one alone.
+      outer_folds: folds of a nested cross-validation, as ``folds``: the search is
+        repeated without the rows of each, which takes ``seconds`` each time, and
+        ``tuned.outer`` has the criterion there. None: no such folds.
       folds, stratify, groups, shuffle, metrics, mesh: arguments of
         :func:`jboost.cross_validate`.
       by: the criterion, as for :func:`jboost.cross_validate`. It must name a metric if
@@ -715,7 +678,7 @@ def tune(
         keeps_models=False,
     )  # fmt: skip
     own = read_settings(settings, StudySettings).with_rounds(stops=True)
-    given = _read_space(space, settings, loss)
+    given = read_space(space, settings, loss)
     study, make = open_study(request, loss, [{}], own)
     axes = _default_space(own, study.rows.size)
     axes = {name: axis for name, axis in axes.items() if name not in settings} | given
@@ -736,7 +699,39 @@ def tune(
         call = request, loss, {**settings}, own, of_groups
         over = begun + seconds if trials is None else None
         model, found = _train_members(found, weights, call, over)
+    if outer_folds is not None:
+        masks = make_folds(
+            outer_folds, study.rows.size, y=y, stratify=stratify, groups=groups,
+            shuffle=shuffle, seed=own.seed,
+        )  # fmt: skip
+        again = partial(
+            tune, x, y, loss, seconds=seconds, trials=trials, space=space,
+            ensemble=ensemble, folds=folds, stratify=stratify, groups=groups,
+            shuffle=shuffle, offset=offset, metrics=metrics, by=by, progress=progress,
+            feature_names=feature_names, mesh=mesh, **settings,
+        )  # fmt: skip
+        point = search.trials[0].point
+        outer = [
+            _try_outside(study, point, request.rows, mask, again)
+            for mask in masks.held_out
+        ]
+        found = replace(found, outer=np.array(outer))
     return TunedModel(model, replace(found, seconds=time.perf_counter() - begun))
+
+
+def _try_outside(study, point, rows, held_out, again):
+    """Returns the criterion on held-out rows of the model tuned without them."""
+    given = rows.sample_weight
+    weights = np.ones(len(held_out), np.float32) if given is None else np.array(given)
+    weights[held_out > 0] = 0
+    model, _ = again(sample_weight=weights)
+    scores = np.asarray(predict(model, rows.x)).reshape(len(held_out), -1).T
+    if rows.offset is not None:
+        scores = (
+            scores + np.asarray(rows.offset, np.float32).reshape(scores.shape[::-1]).T
+        )
+    rank = _make_evaluation(study, point, held_out > 0)(scores[None])[0]
+    return -rank if study.by.direction == "max" else rank
 
 
 def _list_defaults(axes, settings, num_rows):
