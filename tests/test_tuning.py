@@ -4,12 +4,18 @@
 Other references are definitions: a weighted mean, the ends of a range, an even cover.
 """
 
+import pickle
+from dataclasses import replace
 from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from sklearn.base import clone
+from sklearn.model_selection import cross_val_score
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
 from tables import make_regression, same_bits
 
 import jboost as jb
@@ -17,6 +23,7 @@ from jboost import losses
 from jboost.selection import tuning
 from jboost.selection.comparison import Axis
 from jboost.selection.tuning import _Planner, _Tried
+from jboost.sklearn import JBoostClassifier, JBoostRegressor, JBoostSearchCV
 from jboost.training.metrics import BY_LOSS
 
 X, Y = make_regression()
@@ -222,6 +229,38 @@ def test_importance_is_of_names_that_matter():
     found = jb.Tuned(points, curves, BY_LOSS, (), 1, 0.0).importance
     assert found["max_depth"] > 0.7 > 0.1 > found["l1"]
     assert 0.05 < found["l2"] < 0.3  # a quarter of the variance is within each depth
+
+
+def test_a_search_of_scikit_learn():
+    """In a pipeline, cloned, pickled, and asked by scikit-learn's own functions."""
+    labels = np.where(Y > 1, "high", "low")
+    few = JBoostClassifier(num_rounds=16, max_depth=2)
+    search = JBoostSearchCV(few, trials=3, cv=2, space={"l2": (0.5, 5.0)}, ensemble=2)
+    pipeline = make_pipeline(StandardScaler(), search).fit(X, labels)
+    fitted = pipeline[-1]
+    assert fitted.best_estimator_.max_depth == 2
+    assert "max_depth" not in fitted.best_params_
+    assert fitted.best_score_ == max(fitted.cv_results_["mean_test_score"])
+    assert fitted.cv_results_["rank_test_score"][fitted.best_index_] == 1
+    assert [*fitted.classes_] == ["high", "low"]
+    assert pipeline.score(X, labels) > 0.8
+    copy = pickle.loads(pickle.dumps(pipeline))
+    chances = pipeline.predict_proba(X)
+    np.testing.assert_array_equal(copy.predict_proba(X), chances)
+    again = clone(pipeline).fit(X, labels)
+    np.testing.assert_array_equal(again.predict_proba(X), chances)
+    assert cross_val_score(search, X, labels, cv=2).min() > 0.7
+    expected, _ = jb.tune(
+        StandardScaler().fit_transform(X), labels == "low", losses.logistic, trials=3,
+        folds=2, stratify=True, space={"l2": (0.5, 5.0)}, ensemble=2, num_rounds=16,
+        max_depth=2,
+    )  # fmt: skip
+    same_bits(replace(fitted.best_estimator_.model_, absent=expected.absent), expected)
+    assert not hasattr(JBoostSearchCV(JBoostRegressor()), "predict_proba")
+    with pytest.raises(ValueError, match="eval_set must be None"):
+        search.fit(X, labels, eval_set=(X, labels))
+    with pytest.raises(TypeError, match=r"estimator of jboost\.sklearn"):
+        JBoostSearchCV(StandardScaler()).fit(X, labels)
 
 
 def test_traced_arguments_are_refused():

@@ -20,9 +20,11 @@ except ImportError as error:
 
 from jboost.sklearn.classifier import JBoostClassifier
 from jboost.sklearn.distribution import JBoostDistribution
+from jboost.sklearn.estimators import JBoostSearchCV
 from jboost.sklearn.ranker import JBoostRanker
 from jboost.sklearn.regressor import JBoostRegressor
 
 __all__ = [
     "JBoostClassifier", "JBoostDistribution", "JBoostRanker", "JBoostRegressor",
+    "JBoostSearchCV",
 ]  # fmt: skip

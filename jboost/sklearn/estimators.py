@@ -1,20 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The base class of the estimators; before it, rows are read and held out."""
+"""The base class of the estimators, and the search of their hyperparameters."""
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Unpack
 
 import numpy as np
 from jaxtyping import Array
 from scipy.sparse import csr_array, issparse
-from sklearn.base import BaseEstimator
-from sklearn.utils import check_array, check_random_state, column_or_1d
+from sklearn.base import BaseEstimator, MetaEstimatorMixin, clone, is_classifier
+from sklearn.utils import check_array, check_random_state, column_or_1d, get_tags
+from sklearn.utils.metaestimators import available_if
 from sklearn.utils.validation import _num_samples, check_is_fitted, validate_data
 
 from jboost import losses
 from jboost.boosting.settings import (
     HoldOutSettings,
     Setting,
+    StudySettings,
     declared,
     explain_settings,
     takes_settings,
@@ -35,6 +38,7 @@ from jboost.entry.messages import show
 from jboost.explanation.importance import feature_importance
 from jboost.model.ensemble import Ensemble
 from jboost.model.predicting import leaf_indices, predict, staged_predict
+from jboost.selection.tuning import tune
 from jboost.tables.frames import read_objects, refuse_batches
 from jboost.tables.groups import is_table
 from jboost.tables.sparse import Absent, is_sparse, sort_entries
@@ -282,8 +286,9 @@ class Boosting(BaseEstimator):
         passed: dict[str, Any] = {name: getattr(self, name) for name in _PASSED}
         _, metrics = read_by(self.by, check_metrics(self.metrics))
         metrics = bind_metrics(metrics, self._loss, num_scores, self._metric_link)
+        train = vars(self).get("_trainer", fit)  # a search has another
         try:
-            self.model_, self.history_ = fit(
+            self.model_, self.history_ = train(
                 X, targets, self._loss, sample_weight=weights, offset=offset,
                 groups=groups, validation=validation, num_scores=num_scores, seed=seed,
                 metrics=metrics, **passed,
@@ -415,3 +420,147 @@ def find_loss(loss: Any, known: Mapping[str, Any] = losses.LOSSES) -> Any:
             f"{hint}"
         )
     return known[loss]
+
+
+def _delegate(name):
+    """Returns a check that the estimator of a search has a method."""
+    return lambda search: hasattr(search.estimator, name)
+
+
+class JBoostSearchCV(MetaEstimatorMixin, BaseEstimator):
+    """Searches the hyperparameters of an estimator by :func:`jboost.tune`.
+
+    Hyperparameters of the estimator that differ from their defaults are not searched.
+    After ``fit`` it predicts as ``best_estimator_``, with the weighted mean of the best
+    settings.
+
+    Args:
+      estimator: one of the other estimators of :mod:`jboost.sklearn`.
+      seconds, trials, space, ensemble, progress: arguments of :func:`jboost.tune`.
+      cv: folds, as ``folds`` of :func:`jboost.tune`: a number, a splitter, or pairs of
+        rows. Each fold of a classifier gets its share of every label.
+
+    Attributes:
+      best_estimator_: the fitted estimator; its ``model_`` is the ensemble.
+      best_params_: hyperparameters of the best setting, and parameters of the loss.
+      best_score_: its criterion; a loss is negated, so that greater is better.
+      cv_results_: lists with an entry for each setting: "params", "mean_test_score",
+        "rank_test_score".
+      tuned_: the :class:`jboost.Tuned`.
+
+    Example:
+      >>> import numpy as np
+      >>> from jboost.sklearn import JBoostRegressor, JBoostSearchCV
+      >>> X = np.arange(400.0)[:, None]
+      >>> few = JBoostRegressor(num_rounds=20, max_depth=2)
+      >>> search = JBoostSearchCV(few, trials=4, cv=2).fit(X, np.sqrt(X[:, 0]))
+      >>> bool(search.score(X, np.sqrt(X[:, 0])) > 0.9)
+      True
+    """
+
+    def __init__(
+        self, estimator: Any, *, seconds: float = 60.0, trials: int | None = None,
+        space: Mapping[str, Any] | None = None, ensemble: int = 5, cv: Any = 5,
+        progress: bool = False,
+    ):  # fmt: skip
+        self.estimator = estimator
+        self.seconds, self.trials, self.space = seconds, trials, space
+        self.ensemble, self.cv, self.progress = ensemble, cv, progress
+
+    def fit(self, X: Any, y: Any, **arguments: Any) -> "JBoostSearchCV":
+        """Searches, and trains the best settings on all rows.
+
+        Args:
+          X, y: those of the estimator's ``fit``.
+          arguments: the others of its ``fit``, such as ``sample_weight``, but no
+            ``eval_set``.
+
+        Raises:
+          TypeError, ValueError: an argument is invalid; the search has not begun.
+        """
+        if not isinstance(self.estimator, Boosting):
+            raise TypeError(
+                "estimator must be an estimator of jboost.sklearn, got "
+                f"{type(self.estimator).__name__}"
+            )
+        best: Any = clone(self.estimator)
+        best._trainer = partial(self._tune, is_classifier(best))
+        best.fit(X, y, **arguments)
+        del best._trainer
+        self.best_estimator_, self.tuned_ = best, best.history_
+        del best.history_
+        found, sign = self.tuned_, 1 if self.tuned_.by.direction == "max" else -1
+        self.best_params_, self.best_index_ = found.best_params, found.best
+        self.best_score_ = sign * found.best_value
+        self.cv_results_ = {
+            "params": [*found.points],
+            "mean_test_score": sign * found.values,
+            "rank_test_score": 1 + np.argsort(np.argsort(found.by.rank(found.values))),
+        }
+        return self
+
+    def _tune(self, stratify, X, targets, loss, *, validation, **given):
+        """Calls ``tune`` with the arguments that ``fit`` would get."""
+        if validation:
+            raise ValueError("eval_set must be None in a search, got a set")
+        known = declared(StudySettings)
+        settings = {
+            name: given[name]
+            for name in [*given]
+            if name in known and repr(given[name]) != repr(known[name].default)
+        }
+        others = (
+            "sample_weight",
+            "offset",
+            "groups",
+            "metrics",
+            "by",
+            "implementation",
+        )
+        return tune(
+            X, targets, loss, seconds=self.seconds, trials=self.trials,
+            space=self.space, ensemble=self.ensemble, folds=self.cv,
+            stratify=True if stratify else None, progress=self.progress,
+            **{name: given[name] for name in others}, **settings,
+        )  # fmt: skip
+
+    def __sklearn_is_fitted__(self):
+        return "best_estimator_" in vars(self)
+
+    def __sklearn_tags__(self):
+        tags = super().__sklearn_tags__()
+        own = get_tags(self.estimator)
+        tags.estimator_type, tags.classifier_tags = (
+            own.estimator_type,
+            own.classifier_tags,
+        )
+        tags.regressor_tags, tags.input_tags = own.regressor_tags, own.input_tags
+        tags.target_tags = own.target_tags
+        return tags
+
+    def _own(self, name):
+        check_is_fitted(self)
+        return getattr(self.best_estimator_, name)
+
+    classes_ = property(lambda self: self._own("classes_"))
+    n_features_in_ = property(lambda self: self._own("n_features_in_"))
+    feature_names_in_ = property(lambda self: self._own("feature_names_in_"))
+    feature_importances_ = property(lambda self: self._own("feature_importances_"))
+
+
+def _delegated(name):
+    """Returns a method of a search that calls that of its estimator."""
+
+    def method(self, X, *operands, **arguments):
+        return self._own(name)(X, *operands, **arguments)
+
+    method.__name__ = name
+    method.__doc__ = f"Calls ``{name}`` of ``best_estimator_``."
+    return available_if(_delegate(name))(method)
+
+
+for _name in (
+    "predict", "predict_proba", "predict_log_proba", "decision_function",
+    "predict_dist", "predict_quantiles", "score",
+):  # fmt: skip
+    setattr(JBoostSearchCV, _name, _delegated(_name))
