@@ -593,6 +593,18 @@ def test_parts_of_the_gpu_run(part, monkeypatch, tmp_path):
     assert "errors" not in found and len(found) >= 1
 
 
+def test_tuning_is_compared_with_the_defaults(monkeypatch, tmp_path, capsys):
+    for name in ("optuna", "catboost"):  # peers that may not be installed
+        monkeypatch.setitem(sys.modules, name, None)
+    given = ["tuning.py", "--rows", "250", "--seconds", "0.1", "--out", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", given)
+    importlib.import_module("tuning").main()
+    (found,) = json.loads((tmp_path / "tuning.json").read_text()).values()
+    assert {*found} == {"defaults", "tune"}
+    ratio = found["tune"]["loss"] / found["defaults"]["loss"]
+    assert f"tuned to defaults: {ratio:.4f}" in capsys.readouterr().out
+
+
 def test_families_are_trained_once_and_tabulated(monkeypatch, tmp_path, capsys):
     families = importlib.import_module("families")
     calls = []

@@ -71,8 +71,9 @@ def test_the_model_is_the_weighted_mean_of_fits(tuned):
     for member in found.members:
         settings = {**FEW, **found.params(member.setting), "seed": member.seed}
         del settings["folds"]
-        one, _ = jb.fit(X, Y, early_stopping_rounds=None, **settings)
-        assert one.num_rounds == np.argmin(found.curves[member.setting]) + 1
+        one, _ = jb.fit(X, Y, **settings)
+        if found.finished[member.setting]:
+            assert one.num_rounds == np.argmin(found.curves[member.setting]) + 1
         total = total + member.weight * np.asarray(jb.predict(one, X))
     assert sum(member.weight for member in found.members) == pytest.approx(1)
     np.testing.assert_allclose(jb.predict(model, X), total, rtol=1e-4, atol=1e-5)
@@ -144,6 +145,22 @@ def test_rates_that_are_not_given_are_lower_in_the_model():
     assert model.num_rounds == found.best_params["num_rounds"]
     assert model.num_rounds == 3 * (found.best_round + 1)
     assert len(found.curves[0]) - found.best_round <= 3 + 16
+
+
+def test_too_little_time_trains_the_defaults():
+    """The best setting of one chunk stops early by held-out rows, as ``fit`` does."""
+    model, found = jb.tune(X, Y, seconds=1e-3, max_depth=3)
+    assert len(found.members) == 1 and len(found.points) == 8
+    assert not any(found.finished)
+    best = found.best_params
+    assert best["num_rounds"] == "auto"
+    expected, _ = jb.fit(X, Y, max_depth=3, **best)
+    same_bits(model, expected)
+    default, _ = jb.fit(X, Y, max_depth=3)
+    losses_of = [
+        np.mean((np.asarray(jb.predict(m, X)) - Y) ** 2) for m in (model, default)
+    ]
+    assert losses_of[0] < 2 * losses_of[1]
 
 
 def test_an_interrupt_returns_the_best_so_far(monkeypatch):
@@ -226,7 +243,7 @@ def test_importance_is_of_names_that_matter():
         {"l2": a, "max_depth": int(b), "l1": c}
         for a, b, c in zip(l2, depth, l1, strict=True)
     )
-    found = jb.Tuned(points, curves, BY_LOSS, (), 1, 0.0).importance
+    found = jb.Tuned(points, curves, (), BY_LOSS, (), 1, 0.0).importance
     assert found["max_depth"] > 0.7 > 0.1 > found["l1"]
     assert 0.05 < found["l2"] < 0.3  # a quarter of the variance is within each depth
 

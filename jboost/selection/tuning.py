@@ -255,7 +255,7 @@ class _Tuner:
         """Tries points until the time is over; returns whether ctrl-C ended it."""
         interrupted = False
         try:
-            while not (self.is_over() or interrupted):
+            while not (interrupted or (self.trials and self.is_over())):
                 self._plan(planner, make, first, by)
                 points = [trial.point for trial in self.batch]
                 _, interrupted = run_points(
@@ -305,6 +305,7 @@ class _Tuner:
         return Tuned(
             points=tuple(trial.values for trial in self.trials),
             curves=tuple(sign * trial.ranks for trial in self.trials),
+            finished=tuple(trial.finished for trial in self.trials),
             by=self.study.by,
             members=(),
             slower=slower,
@@ -332,7 +333,8 @@ class _Tuner:
 
     def _is_weak(self, trial, done):
         patience = self.patience or max(MOST_ROUNDS, _PATIENCE / trial.rate)
-        if done - trial.rounds >= patience:
+        trial.finished = done - trial.rounds >= patience
+        if trial.finished or done >= self.settings.num_rounds:
             trial.finished = True
             return True
         if done not in _RUNGS:
@@ -466,6 +468,7 @@ class Tuned:
       points: the values of each, arguments of ``fit`` and parameters of the loss.
       curves: the mean over the folds of the criterion after each round, [R] for each
         setting; R is less where it ended early.
+      finished: whether each made all rounds, or enough to know the best number.
       by: the criterion; see :class:`jboost.CrossValidation`.
       members: the settings in the model, the heaviest first.
       slower: 3 if the default range of rates was searched, else 1: rates of members are
@@ -478,6 +481,7 @@ class Tuned:
 
     points: tuple[dict[str, Any], ...]
     curves: tuple[Float[np.ndarray, " _"], ...]
+    finished: tuple[bool, ...]
     by: Criterion
     members: tuple[TunedMember, ...]
     slower: int
@@ -505,12 +509,15 @@ class Tuned:
         return self.params(self.best)
 
     def params(self, index: int) -> dict[str, Any]:
-        """Returns arguments of ``fit``, and parameters of the loss, for a setting."""
+        """Returns arguments of ``fit``, and parameters of the loss, for a setting.
+
+        The number of rounds is "auto" if the setting ended before it was known.
+        """
         found = dict(self.points[index])
         if self.slower != 1:
             found["learning_rate"] = found["learning_rate"] / self.slower
-        rounds = self.by.find_best(self.curves[index]) + 1
-        return {**found, "num_rounds": self.slower * rounds}
+        rounds: Any = self.slower * (self.by.find_best(self.curves[index]) + 1)
+        return {**found, "num_rounds": rounds if self.finished[index] else "auto"}
 
     @property
     def best_round(self) -> int:
@@ -766,9 +773,9 @@ def _train_members(found, weights, call, over):
         own = {name: values.pop(name) for name in values.keys() - {*_ARGUMENTS}}
         each: Any = values.pop("loss", loss)
         chosen = {**fixed, **values}
-        chosen |= dict(
-            early_stopping_rounds=None, num_scores=settings.num_scores, seed=seed
-        )
+        chosen |= dict(num_scores=settings.num_scores, seed=seed)
+        if chosen["num_rounds"] != "auto":
+            chosen["early_stopping_rounds"] = None
         try:
             model, _ = fit(
                 rows.x, rows.y, partial(each, **own) if own else each,
