@@ -198,6 +198,20 @@ def test_refusals(change, message):
         tune(**{"x": X, "y": Y, "trials": 2, **change})
 
 
+def test_ranges_of_sizes_are_lists():
+    """Points of one size train side by side; the default is first."""
+    space = {"max_depth": (2, 7)}
+    _, found = tune(X, Y, trials=12, space=space, linear_leaves=False)
+    depths = [point["max_depth"] for point in found.points]
+    assert depths == [6] * 8 + [depths[8]] * 4 and 2 <= depths[8] <= 7
+
+
+def test_rates_that_diverge_are_left_behind():
+    _, found = tune(X, Y, trials=8, space={"learning_rate": (0.1, 1e4)}, max_depth=2)
+    assert found.best_params["learning_rate"] < 2
+    assert np.isfinite(found.best_value)
+
+
 def test_the_first_points_cover_the_space():
     planner = _Planner({"l2": Axis(0.0, 1.0), "l1": Axis(0.0, 1.0)}, seed=0)
     points = [point for _ in range(4) for point in planner.plan([], 16)]

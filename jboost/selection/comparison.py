@@ -182,8 +182,17 @@ class Axis(NamedTuple):
         return float(np.clip((ends[2] - ends[0]) / (ends[1] - ends[0]), 0.0, 1 - 1e-9))
 
 
+def is_option(name: str) -> bool:
+    """Returns whether each value of a name has a program of its own."""
+    setting = declared(RoundSettings).get(name)
+    return name == "loss" or (setting is not None and not setting.traced)
+
+
 def read_axis(name: str, given: Any) -> Axis:
-    """Returns the axis of a name: a pair of numbers is a range, a list is a choice."""
+    """Returns the axis of a name: a pair of numbers is a range, a list is a choice.
+
+    A range of sizes, such as max_depth, is a list; the default is first, if there.
+    """
     number = int | float | np.number
     if isinstance(given, tuple) and len(given) == 2:
         low, high = given
@@ -194,6 +203,10 @@ def read_axis(name: str, given: Any) -> Axis:
                 f"high, or a list of values, got {show(given)}"
             )
         whole = all(isinstance(each, int | np.integer) for each in given)
+        if whole and is_option(name):
+            usual = declared(RoundSettings)[name].default or low
+            sizes = range(int(low), int(high) + 1)
+            return Axis(values=tuple(sorted(sizes, key=lambda n: abs(n - usual))))
         log = low > 0 and high >= 8 * low
         return Axis(float(low), float(high), log, whole)
     if isinstance(given, list) and given:

@@ -30,10 +30,8 @@ from tqdm import tqdm
 from jboost import losses
 from jboost.boosting.reports import weigh_losses
 from jboost.boosting.settings import (
-    RoundSettings,
     Settings,
     StudySettings,
-    declared,
     rate_by_rows,
     read_settings,
     takes_settings,
@@ -52,6 +50,7 @@ from jboost.selection.comparison import (
     Axis,
     Comparison,
     check_one_loss,
+    is_option,
     open_study,
     read_axis,
     read_space,
@@ -108,15 +107,13 @@ def _default_space(settings: Settings, num_rows: int) -> dict[str, Axis]:
 
 def _is_static(name, axis):
     """Returns whether each value of a name has a program of its own."""
-    setting = declared(RoundSettings).get(name)
-    of_code = name == "loss" or (setting is not None and not setting.traced)
-    return bool(axis.values) and of_code
+    return bool(axis.values) and is_option(name)
 
 
 # ---- points -------------------------------------------------------------------------
 
 
-@dataclass
+@dataclass(eq=False)  # comparing arrays gives no single truth value
 class _Tried:
     """A point that was tried.
 
@@ -319,8 +316,10 @@ class _Tuner:
         own = [self.batch[i] for i in indices]
         alive = [not curve.over for curve in curves]
         for place, (trial, curve) in enumerate(zip(own, curves, strict=True)):
+            if curve.num_rounds == 0:
+                continue  # its first round was not finite
             before, trial.ranks = trial.best, self.study.by.rank(curve.compared())
-            if curve.num_rounds and trial.best < before:
+            if trial.best < before:
                 scores = fetch(state.scores) if scores is None else scores
                 self._keep_scores(trial, scores, place)
         for trial, curve, goes_on in zip(own, curves, alive, strict=True):
