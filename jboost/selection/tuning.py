@@ -143,10 +143,6 @@ class _Tried:
         """The number of rounds up to the best one."""
         return int(np.argmin(self.ranks)) + 1 if len(self.ranks) else 0
 
-    def reaches(self, moment: float) -> bool:
-        """Returns whether it made rounds until a time, up to a twentieth."""
-        return len(self.ranks) * self.rate >= 0.95 * moment
-
     def best_until(self, moment: float) -> float:
         """Returns the least rank until a time, the sum of the learning rates."""
         number = max(1, int(np.ceil(moment / self.rate)))
@@ -340,7 +336,7 @@ class _Tuner:
             return False
         moment, late = done * trial.rate, done >= _RUNGS[_EARLY]
         like = [t for t in self.trials if late or t.program == trial.program]
-        reached = [each for each in like if each.reaches(moment)]
+        reached = [t for t in like if len(t.ranks) * t.rate >= 0.95 * moment]
         others = np.array([each.best_until(moment) for each in reached])
         if len(others) < _FEWEST:
             return False
@@ -706,10 +702,6 @@ def tune(
         over = begun + seconds if trials is None else None
         model, found = _train_members(found, weights, call, over)
     if outer_folds is not None:
-        masks = make_folds(
-            outer_folds, study.rows.size, y=y, stratify=stratify, groups=groups,
-            shuffle=shuffle, seed=own.seed,
-        )  # fmt: skip
         again = partial(
             tune, x, y, loss, seconds=seconds, trials=trials, space=space,
             ensemble=ensemble, folds=folds, stratify=stratify, groups=groups,
@@ -717,27 +709,38 @@ def tune(
             feature_names=feature_names, mesh=mesh, **settings,
         )  # fmt: skip
         point = search.trials[0].point
-        outer = [
-            _try_outside(study, point, request.rows, mask, again)
-            for mask in masks.held_out
-        ]
-        found = replace(found, outer=np.array(outer))
+        outer = _try_outside(study, point, request._replace(folds=outer_folds), again)
+        found = replace(found, outer=outer)
     return TunedModel(model, replace(found, seconds=time.perf_counter() - begun))
 
 
-def _try_outside(study, point, rows, held_out, again):
-    """Returns the criterion on held-out rows of the model tuned without them."""
-    given = rows.sample_weight
-    weights = np.ones(len(held_out), np.float32) if given is None else np.array(given)
-    weights[held_out > 0] = 0
-    model, _ = again(sample_weight=weights)
-    scores = np.asarray(predict(model, rows.x)).reshape(len(held_out), -1).T
-    if rows.offset is not None:
-        scores = (
-            scores + np.asarray(rows.offset, np.float32).reshape(scores.shape[::-1]).T
-        )
-    rank = _make_evaluation(study, point, held_out > 0)(scores[None])[0]
-    return -rank if study.by.direction == "max" else rank
+def _try_outside(study, point, request, again):
+    """Returns the criterion on held-out rows of models tuned without them, by fold.
+
+    Ctrl-C ends it: the folds so far are returned.
+    """
+    rows, found = request.rows, []
+    targets = jax.tree.leaves(study.rows.real[0])
+    groups = getattr(request.groups, "number", request.groups)
+    masks = make_folds(
+        request.folds, study.rows.size, y=targets[0] if len(targets) == 1 else None,
+        stratify=request.stratify, groups=None if isinstance(groups, str) else groups,
+        shuffle=request.shuffle, seed=study.seed,
+    )  # fmt: skip
+    for held_out in masks.held_out > 0:
+        weights = np.where(held_out, 0, study.rows.real[1])
+        try:
+            model, tuned = again(sample_weight=weights)
+        except KeyboardInterrupt:
+            break
+        scores = np.asarray(predict(model, rows.x)).reshape(len(held_out), -1)
+        if rows.offset is not None:
+            scores = scores + np.asarray(rows.offset).reshape(scores.shape)
+        evaluate = _make_evaluation(study, point, held_out)
+        found.append(evaluate(scores.T.astype(np.float32)[None])[0])
+        if tuned.interrupted:
+            break
+    return np.array(found) * (-1 if study.by.direction == "max" else 1)
 
 
 def _list_defaults(axes, settings, num_rows):
