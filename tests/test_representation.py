@@ -3,6 +3,7 @@
 
 import sys
 from dataclasses import replace
+from xml.etree import ElementTree
 
 import jax
 import numpy as np
@@ -65,6 +66,26 @@ def test_what_is_shown_is_short(run):
         # No arrays: they wrap, and end in brackets.
         assert max(map(len, lines)) < 200  # a sentence of a loss report, say
         assert "array(" not in repr(result) and "Array(" not in repr(result)
+
+
+def test_notebooks_show_tables(run):
+    """Of the same numbers, well formed, with text that is escaped."""
+    points = {"l2": [1.0, 2.0]}
+    shared = dict(folds=2, **SETTINGS)
+    swept = jb.sweep(X, Y, jb.losses.squared_error, points, **shared)
+    _, tuned = jb.tune(X, Y, trials=2, **shared)
+    model, history = run
+    importance = jb.feature_importance(model)
+    report = jb.inspect_loss(jb.losses.logistic, 1.0)
+    for result in (model, history, swept, tuned, importance, report):
+        page = ElementTree.fromstring(result._repr_html_())
+        rows = page.findall(".//tr")
+        assert 2 <= len(rows) <= 12
+        assert page.find("p").text
+    cells = [e.text for e in ElementTree.fromstring(history._repr_html_()).iter("td")]
+    assert f"{history.train_loss[-1]:.5g}" in cells
+    named = replace(importance, names=("<a>", *importance.names[1:]))
+    assert "&lt;a&gt;" in named._repr_html_()
 
 
 def test_containers_are_shown_where_arrays_are_traced_or_none(run):

@@ -21,8 +21,8 @@ from tables import make_regression, same_bits
 import jboost as jb
 from jboost import losses
 from jboost.selection import tuning
-from jboost.selection.comparison import Axis
-from jboost.selection.tuning import _Planner, _Tried
+from jboost.selection.comparison import Axis, Planner
+from jboost.selection.tuning import _Tried
 from jboost.sklearn import JBoostClassifier, JBoostRegressor, JBoostSearchCV
 from jboost.training.metrics import BY_LOSS
 
@@ -213,7 +213,7 @@ def test_rates_that_diverge_are_left_behind():
 
 
 def test_the_first_points_cover_the_space():
-    planner = _Planner({"l2": Axis(0.0, 1.0), "l1": Axis(0.0, 1.0)}, seed=0)
+    planner = Planner({"l2": Axis(0.0, 1.0), "l1": Axis(0.0, 1.0)}, seed=0)
     points = [point for _ in range(4) for point in planner.plan([], 16)]
     cells = [(int(4 * point["l1"]), int(4 * point["l2"])) for point in points]
     counts = [cells.count((i, j)) for i in range(4) for j in range(4)]
@@ -223,7 +223,7 @@ def test_the_first_points_cover_the_space():
 
 def test_later_points_are_near_good_ones():
     axis = Axis(0.01, 100.0, log=True)
-    planner, trials = _Planner({"l2": axis}, seed=0), []
+    planner, trials = Planner({"l2": axis}, seed=0), []
     for value in np.geomspace(0.01, 99, 40):
         place = planner.locate({"l2": value})
         assert axis.at(place[0]) == pytest.approx(value)

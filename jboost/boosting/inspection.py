@@ -14,7 +14,7 @@ from jboost.boosting.auto import decide_by_loss, needs_minimizer
 from jboost.boosting.settings import read_settings
 from jboost.entry.checks import check_integer, check_number
 from jboost.entry.decorators import on_host
-from jboost.entry.messages import show
+from jboost.entry.messages import make_table, show
 from jboost.entry.programs import compiled
 from jboost.losses import Adaptive
 from jboost.objective.coupling import find_coupling
@@ -61,6 +61,12 @@ class LossReport:
     def __repr__(self) -> str:
         """As ``str``: the arrays would fill pages."""
         return str(self)
+
+    def _repr_html_(self) -> str:
+        """Shows the same in a notebook."""
+        title, *lines = str(self).splitlines()
+        rows = [[*line.partition(": ")[::2]] for line in lines]
+        return make_table(title, [["", ""], *rows])
 
     def __str__(self) -> str:
         low, high = self.scores[0], self.scores[-1]

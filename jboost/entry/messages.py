@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Texts for people: warnings, containers, arguments, names of other libraries."""
 
+import html
 import os
 import reprlib
 import sys
@@ -138,6 +139,27 @@ def show(value: Any) -> str:
 
 
 _SHORTENED = _Shortened()
+
+
+def make_table(
+    title: str, rows: list[list[str]], bars: list[float] | None = None
+) -> str:
+    """Returns a table in HTML, for notebooks; the first row holds the headings.
+
+    Args:
+      bars: a number for each of the other rows, drawn as a bar next to it.
+    """
+    lines = []
+    for number, row in enumerate(rows):
+        tag = "td" if number else "th"
+        cells = [f"<{tag}>{html.escape(cell)}</{tag}>" for cell in row]
+        if bars is not None and number:
+            most = max(*bars, 0.0) or 1.0
+            share = max(bars[number - 1], 0.0) / most
+            cells.append(f'<td><meter value="{share:.3f}"></meter></td>')
+        lines.append(f"<tr>{''.join(cells)}</tr>")
+    body = "".join(lines)
+    return f"<div><p>{html.escape(title)}</p><table>{body}</table></div>"
 
 
 def cut(lines: list[str], most: int, what: str) -> list[str]:

@@ -18,7 +18,7 @@ from jboost.boosting.reports import mean_loss
 from jboost.boosting.state import Data
 from jboost.entry import checks
 from jboost.entry.decorators import on_host
-from jboost.entry.messages import MOST_LINES, cut, import_pandas, show
+from jboost.entry.messages import MOST_LINES, cut, import_pandas, make_table, show
 from jboost.entry.programs import compiled
 from jboost.metrics import MAXIMIZED
 from jboost.model.ensemble import Model, read_model
@@ -74,6 +74,14 @@ class Importance(NamedTuple):
         """Returns a table of the most important features; ``print`` shows all."""
         lines = cut(str(self).splitlines(), MOST_LINES - 1, "features")
         return "\n".join([f"Importance of {len(self.names)} features", *lines])
+
+    def _repr_html_(self) -> str:
+        """Shows the most important features, with bars, in a notebook."""
+        found = [*self.as_dict().items()][:MOST_LINES]
+        rows = [[name, f"{value:.5g}"] for name, value in found]
+        title = f"Importance of {len(self.names)} features"
+        bars = [value for _, value in found]
+        return make_table(title, [["feature", "importance"], *rows], bars)
 
     def __str__(self) -> str:
         """Returns a table of all features, the most important first."""

@@ -16,7 +16,7 @@ from jboost.codes.bins import Bins
 from jboost.entry import checks
 from jboost.entry.attributes import make_attribute_error
 from jboost.entry.decorators import fetch, traceable
-from jboost.entry.messages import show_fields
+from jboost.entry.messages import make_table, show_fields
 from jboost.model.nodes import Nodes, list_nodes
 from jboost.numerics.arrays import is_large_elsewhere
 from jboost.tables.categories import Categories, column_values
@@ -191,6 +191,15 @@ class Ensemble(Model):
             f"max_depth={self.max_depth}, num_features={self.num_features}"
         )
         return f"Ensemble({sizes})"
+
+    def _repr_html_(self) -> str:
+        """Shows the sizes in a notebook."""
+        names = "num_rounds", "num_scores", "max_depth", "num_features"
+        if np.ndim(self.leaf_value) != 3:  # made by vmap
+            return f"<pre>{self!r}</pre>"
+        rows = [[name, str(getattr(self, name))] for name in names]
+        rows.append(["leaves", "constant" if self.slopes is None else "linear"])
+        return make_table("Ensemble", [["", ""], *rows])
 
     def __getattr__(self, name: str) -> Any:
         """Raises an error that names the function to use instead of a method."""

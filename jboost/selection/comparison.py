@@ -43,6 +43,9 @@ from jboost.training.request import RawRows, may_pad_rows
 from jboost.training.sharded import spans_processes
 
 _TOLERANCE = 1e-4
+_EVEN = 16  # bad points; with fewer, points fill the space evenly
+_GOOD = 0.2  # the share of points that count as good
+_DRAWS, _WIDTH = 32, 0.12  # candidates for a point; width of the densities
 _SEED = 4073  # unlikely to be the seed of a user's targets
 
 
@@ -236,6 +239,84 @@ def read_space(space: Any, given: Mapping[str, Any], loss: Any) -> dict[str, Axi
                 f"{show(given[name])}"
             )
     return {name: read_axis(name, each) for name, each in space.items()}
+
+
+class Planner:
+    """Chooses points: evenly at first, then near good ones."""
+
+    def __init__(self, axes: dict[str, Axis], seed: int):
+        self.axes = axes
+        self.generator = np.random.default_rng(seed)
+        self.static = [
+            name for name, axis in axes.items() if (axis.values and is_option(name))
+        ]
+        self.numbers = [name for name in axes if name not in self.static]
+        # The root of t^(d + 1) = t + 1 generalizes the golden ratio.
+        count, root = len(self.numbers), 2.0
+        for _ in range(64):
+            root = (1 + root) ** (1 / (count + 1))
+        self.steps = root ** -np.arange(1.0, count + 1)
+        self.shift, self.drawn = self.generator.random(count), 0
+        # First the default program, then those with one other value, then all.
+        first = {name: axes[name].values[0] for name in self.static}
+        self.programs = [first] + [
+            {**first, name: value}
+            for name in self.static
+            for value in axes[name].values[1:]
+        ]
+        self.fresh = [*self.programs]
+
+    def plan(self, trials: Sequence[Any], count: int) -> list[dict[str, Any]]:
+        """Returns the next points, which share a program."""
+        known = [trial for trial in trials if np.isfinite(trial.best)]
+        order = np.argsort([trial.best for trial in known], kind="stable")
+        good = [known[i] for i in order[: max(4, round(_GOOD * len(known)))]]
+        rest = [known[i] for i in order[len(good) :]]
+        program = self._choose_program(good)
+        places = [self._draw(good, rest) for _ in range(count)]
+        axes = [self.axes[name] for name in self.numbers]
+        found = []
+        for place in places:
+            numbers = [axis.at(share) for axis, share in zip(axes, place, strict=True)]
+            found.append({**dict(zip(self.numbers, numbers, strict=True)), **program})
+        return found
+
+    def _choose_program(self, good):
+        if self.fresh:
+            return self.fresh.pop(0)
+        held = [{name: trial.values[name] for name in self.static} for trial in good]
+        every = [*self.programs, *(each for each in held if each not in self.programs)]
+        weights = np.array([0.5 + held.count(each) for each in every])
+        if self.static and self.generator.random() < 0.1:  # any combination
+            values = [self.axes[name].values for name in self.static]
+            picks = [each[self.generator.integers(len(each))] for each in values]
+            return dict(zip(self.static, picks, strict=True))
+        return every[self.generator.choice(len(every), p=weights / weights.sum())]
+
+    def _draw(self, good, rest):
+        if len(rest) < _EVEN or not self.numbers:
+            self.drawn += 1
+            return (self.shift + self.drawn * self.steps) % 1.0
+        near, far = (np.stack([t.place for t in each]) for each in (good, rest))
+        centers = near[self.generator.integers(len(near), size=_DRAWS)]
+        moved = centers + _WIDTH * self.generator.normal(size=centers.shape)
+        moved = np.abs(moved)  # reflected at 0 and at 1
+        moved = np.clip(np.where(moved > 1, 2 - moved, moved), 0, 1 - 1e-9)
+        moved[: _DRAWS // 8] = self.generator.random((_DRAWS // 8, moved.shape[1]))
+        gain = _log_density(moved, near) - _log_density(moved, far)
+        return moved[np.argmax(gain)]
+
+    def locate(self, values: dict[str, Any]) -> Float[np.ndarray, " D"]:
+        """Returns the place of a point on the axes of numbers."""
+        places = [self.axes[name].place(values[name]) for name in self.numbers]
+        return np.array(places, np.float64)
+
+
+def _log_density(points, centers):
+    """Sums over the axes the logarithms of densities, a tenth of them uniform."""
+    distance = (points[:, None] - centers[None]) / _WIDTH
+    kernels = np.exp(-(distance**2) / 2) / (_WIDTH * np.sqrt(2 * np.pi))
+    return np.sum(np.log(0.1 + 0.9 * kernels.mean(axis=1)), axis=1)
 
 
 class Comparison(NamedTuple):

@@ -20,7 +20,7 @@ from jboost.boosting.settings import StudySettings, read_settings, takes_setting
 from jboost.entry import checks
 from jboost.entry.arguments import explain_arguments, hint_argument
 from jboost.entry.decorators import on_host
-from jboost.entry.messages import MOST_LINES, cut, show
+from jboost.entry.messages import MOST_LINES, cut, make_table, show
 from jboost.kernels.library import takes_implementation
 from jboost.model.ensemble import Ensemble
 from jboost.selection.comparison import (
@@ -291,17 +291,25 @@ class Sweep:
 
     def __str__(self) -> str:
         """Shows all points, the best one first."""
-        table = self.table
-        order = np.argsort(self.by.rank(table["mean"]), kind="stable")
-        cells = [
-            [*map(show_value, (column[i] for column in table.values()))] for i in order
-        ]
-        widths = [max(map(len, column)) for column in zip(table, *cells, strict=True)]
+        rows = self._list_rows()
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines = [
             [cell.rjust(width) for cell, width in zip(row, widths, strict=True)]
-            for row in ([*table], *cells)
+            for row in rows
         ]
         return "\n".join(map("  ".join, lines))
+
+    def _repr_html_(self) -> str:
+        """Shows the best points in a notebook."""
+        title = repr(self).splitlines()[0]
+        return make_table(title, self._list_rows()[:MOST_LINES])
+
+    def _list_rows(self):
+        """Returns the headings, and a row for each point, the best one first."""
+        table = self.table
+        order = np.argsort(self.by.rank(table["mean"]), kind="stable")
+        columns = [[*map(show_value, column)] for column in table.values()]
+        return [[*table], *([column[i] for column in columns] for i in order)]
 
 
 @explain_arguments

@@ -49,8 +49,8 @@ from jboost.selection.comparison import (
     SWEPT,
     Axis,
     Comparison,
+    Planner,
     check_one_loss,
-    is_option,
     open_study,
     read_axis,
     read_space,
@@ -75,8 +75,6 @@ _SLOWER = 3  # a third of the rate with three times the rounds errs less
 _STORED = 24  # points with held-out scores
 _CANDIDATES = 12  # points that the ensemble is chosen from
 _TURNS = 24  # the greatest sum of the counts that give weights
-_GOOD = 0.2  # the share of points that count as good
-_DRAWS, _WIDTH = 32, 0.12  # candidates for a point; width of the densities
 _ARGUMENTS = (*SWEPT, "num_rounds")  # other names are parameters of the loss
 
 
@@ -103,11 +101,6 @@ def _default_space(settings: Settings, num_rows: int) -> dict[str, Axis]:
     if settings.linear_leaves:
         space["linear_leaves"] = ["auto", False]
     return {name: read_axis(name, each) for name, each in space.items()}
-
-
-def _is_static(name, axis):
-    """Returns whether each value of a name has a program of its own."""
-    return bool(axis.values) and is_option(name)
 
 
 # ---- points -------------------------------------------------------------------------
@@ -149,82 +142,6 @@ class _Tried:
         return float(np.min(self.ranks[:number], initial=np.inf))
 
 
-class _Planner:
-    """Chooses points: evenly at first, then near good ones."""
-
-    def __init__(self, axes: dict[str, Axis], seed: int):
-        self.axes = axes
-        self.generator = np.random.default_rng(seed)
-        self.static = [name for name, axis in axes.items() if _is_static(name, axis)]
-        self.numbers = [name for name in axes if name not in self.static]
-        # The root of t^(d + 1) = t + 1 generalizes the golden ratio.
-        count, root = len(self.numbers), 2.0
-        for _ in range(64):
-            root = (1 + root) ** (1 / (count + 1))
-        self.steps = root ** -np.arange(1.0, count + 1)
-        self.shift, self.drawn = self.generator.random(count), 0
-        # First the default program, then those with one other value, then all.
-        first = {name: axes[name].values[0] for name in self.static}
-        self.programs = [first] + [
-            {**first, name: value}
-            for name in self.static
-            for value in axes[name].values[1:]
-        ]
-        self.fresh = [*self.programs]
-
-    def plan(self, trials: Sequence[_Tried], count: int) -> list[dict[str, Any]]:
-        """Returns the next points, which share a program."""
-        known = [trial for trial in trials if np.isfinite(trial.best)]
-        order = np.argsort([trial.best for trial in known], kind="stable")
-        good = [known[i] for i in order[: max(4, round(_GOOD * len(known)))]]
-        rest = [known[i] for i in order[len(good) :]]
-        program = self._choose_program(good)
-        places = [self._draw(good, rest) for _ in range(count)]
-        axes = [self.axes[name] for name in self.numbers]
-        found = []
-        for place in places:
-            numbers = [axis.at(share) for axis, share in zip(axes, place, strict=True)]
-            found.append({**dict(zip(self.numbers, numbers, strict=True)), **program})
-        return found
-
-    def _choose_program(self, good):
-        if self.fresh:
-            return self.fresh.pop(0)
-        held = [{name: trial.values[name] for name in self.static} for trial in good]
-        every = [*self.programs, *(each for each in held if each not in self.programs)]
-        weights = np.array([0.5 + held.count(each) for each in every])
-        if self.static and self.generator.random() < 0.1:  # any combination
-            values = [self.axes[name].values for name in self.static]
-            picks = [each[self.generator.integers(len(each))] for each in values]
-            return dict(zip(self.static, picks, strict=True))
-        return every[self.generator.choice(len(every), p=weights / weights.sum())]
-
-    def _draw(self, good, rest):
-        if len(rest) < 2 * _BATCH or not self.numbers:
-            self.drawn += 1
-            return (self.shift + self.drawn * self.steps) % 1.0
-        near, far = (np.stack([t.place for t in each]) for each in (good, rest))
-        centers = near[self.generator.integers(len(near), size=_DRAWS)]
-        moved = centers + _WIDTH * self.generator.normal(size=centers.shape)
-        moved = np.abs(moved)  # reflected at 0 and at 1
-        moved = np.clip(np.where(moved > 1, 2 - moved, moved), 0, 1 - 1e-9)
-        moved[: _DRAWS // 8] = self.generator.random((_DRAWS // 8, moved.shape[1]))
-        gain = _log_density(moved, near) - _log_density(moved, far)
-        return moved[np.argmax(gain)]
-
-    def locate(self, values: dict[str, Any]) -> Float[np.ndarray, " D"]:
-        """Returns the place of a point on the axes of numbers."""
-        places = [self.axes[name].place(values[name]) for name in self.numbers]
-        return np.array(places, np.float64)
-
-
-def _log_density(points, centers):
-    """Sums over the axes the logarithms of densities, a tenth of them uniform."""
-    distance = (points[:, None] - centers[None]) / _WIDTH
-    kernels = np.exp(-(distance**2) / 2) / (_WIDTH * np.sqrt(2 * np.pi))
-    return np.sum(np.log(0.1 + 0.9 * kernels.mean(axis=1)), axis=1)
-
-
 # ---- the search ---------------------------------------------------------------------
 
 
@@ -244,7 +161,7 @@ class _Tuner:
         self.trials: list[_Tried] = []
         self.batch: list[_Tried] = []
 
-    def run(self, planner: _Planner, make: Any, first: Any, by: Any) -> bool:
+    def run(self, planner: Planner, make: Any, first: Any, by: Any) -> bool:
         """Tries points until the time is over; returns whether ctrl-C ended it."""
         interrupted = False
         try:
@@ -567,15 +484,26 @@ class Tuned:
 
     def __repr__(self) -> str:
         """Shows the best setting and the members of the model."""
-        lines = [
-            f"Tuned: {len(self.points)} settings in {self.seconds:.3g} s, "
-            f"best {self.by.name} {self.best_value:.5g}"
-        ]
+        lines = [self._title]
         for member in self.members:
             params = self.params(member.setting)
             shown = ", ".join(f"{name}={show_value(v)}" for name, v in params.items())
             lines.append(f"  {member.weight:.2f} of {shown}")
         return "\n".join(cut(lines, MOST_LINES, "members"))
+
+    def _repr_html_(self) -> str:
+        """Shows the members in a notebook."""
+        params = [self.params(member.setting) for member in self.members]
+        rows = [[show_value(value) for value in each.values()] for each in params]
+        weights = [member.weight for member in self.members]
+        return make_table(self._title, [[*params[0]], *rows], weights)
+
+    @property
+    def _title(self):
+        return (
+            f"Tuned: {len(self.points)} settings in {self.seconds:.3g} s, "
+            f"best {self.by.name} {self.best_value:.5g}"
+        )
 
 
 class TunedModel(NamedTuple):
@@ -687,7 +615,7 @@ def tune(
     first = _list_defaults(axes, own, study.rows.size)
     if not make("", first).problem.method.num_terms and "linear_leaves" not in settings:
         axes.pop("linear_leaves", None)  # leaves of this loss are constant
-    planner = _Planner(axes, own.seed)
+    planner = Planner(axes, own.seed)
     total, unit = (seconds, "s") if trials is None else (trials, "setting")
     with open_bar(total, progress, unit) as bar:
         search = _Tuner(study, own, begun, trials, seconds, bar)

@@ -18,7 +18,13 @@ from jaxtyping import Float
 
 from jboost.codes.bins import Bins
 from jboost.entry.attributes import make_attribute_error
-from jboost.entry.messages import MOST_LINES, cut, import_pandas, warn_user
+from jboost.entry.messages import (
+    MOST_LINES,
+    cut,
+    import_pandas,
+    make_table,
+    warn_user,
+)
 from jboost.kernels.calls import make_aligned
 from jboost.model.ensemble import Ensemble, Links, rounds_of, to_ensemble, truncate
 from jboost.training.metrics import BY_LOSS, Criterion
@@ -85,10 +91,20 @@ class History:
 
     def __repr__(self) -> str:
         """Shows the first, the best and the last value of each curve."""
+        title, rows = self._summarize()
+        return "\n".join([title, *cut(_align(rows), MOST_LINES - 1, "curves")])
+
+    def _repr_html_(self) -> str:
+        """Shows the same in a notebook."""
+        title, rows = self._summarize()
+        return make_table(title, rows[:MOST_LINES])
+
+    def _summarize(self):
+        """Returns a title, and a row for each curve after the headings."""
         rounds, best = len(self.train_loss), self.best_round
         title = f"History of {rounds} rounds"
         if rounds == 0:
-            return title
+            return title, []
         found = f"best round {best}" if best >= 0 else "no best round"
         title += f", {found} by {self.by.name} ({self.by.direction})"
         rows = [["", "first", "best", "last"]]
@@ -96,8 +112,7 @@ class History:
             middle = values[best] if best >= 0 else np.nan
             chosen = (values[0], middle, values[-1])
             rows.append([name, *(f"{value:.5g}" for value in chosen)])
-        lines = cut(_align(rows), MOST_LINES - 1, "curves")
-        return "\n".join([title, *lines])
+        return title, rows
 
     def to_frame(self) -> Any:
         """A ``pandas.DataFrame``: a row for each round, a column for each curve.
@@ -248,6 +263,8 @@ def explain_divergence(losses: Sequence[float] | np.ndarray, value: float) -> st
 
 def _align(rows: list[list[str]]) -> list[str]:
     """Formats a table, with the first column aligned left and the others right."""
+    if not rows:
+        return []
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
         "  ".join(
