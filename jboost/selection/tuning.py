@@ -40,7 +40,7 @@ from jboost.entry import checks
 from jboost.entry.arguments import explain_arguments
 from jboost.entry.context import current_implementation
 from jboost.entry.decorators import fetch, on_host
-from jboost.entry.messages import MOST_LINES, cut, import_pandas
+from jboost.entry.messages import MOST_LINES, cut, import_pandas, make_table
 from jboost.entry.programs import LIGHT, compiled
 from jboost.kernels.library import resolve_implementation, takes_implementation
 from jboost.model.ensemble import Ensemble
