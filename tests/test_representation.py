@@ -84,7 +84,7 @@ def test_notebooks_show_tables(run):
         assert page.find("p").text
     cells = [e.text for e in ElementTree.fromstring(history._repr_html_()).iter("td")]
     assert f"{history.train_loss[-1]:.5g}" in cells
-    named = replace(importance, names=("<a>", *importance.names[1:]))
+    named = importance._replace(names=("<a>", *importance.names[1:]))
     assert "&lt;a&gt;" in named._repr_html_()
 
 
