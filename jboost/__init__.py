@@ -10,8 +10,7 @@ from typing import Any
 import lazy_loader
 
 # Must run before JAX starts its threads and before the process forks.
-from jboost.entry import processes as _processes
-from jboost.entry.attributes import make_attribute_error
+from jboost.entry.importing import make_attribute_error, read_version
 
 _find, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
 _SUBMODULES = (
@@ -22,7 +21,7 @@ _SUBMODULES = (
 def __getattr__(name: str) -> Any:
     """Imports a public name on first use."""
     if name == "__version__":
-        return _processes.read_version()
+        return read_version()
     try:
         return _find(name)
     except AttributeError:

@@ -17,7 +17,7 @@ from tables import ROWS, make_regression
 import jboost as jb
 from jboost.codes.binning import bin_columns
 from jboost.entry import decorators as entry
-from jboost.entry import processes
+from jboost.entry import importing
 from jboost.entry import programs as executables
 from jboost.entry.context import use_implementation
 from jboost.objective.evaluation import Objective
@@ -334,8 +334,8 @@ def test_workers_keep_to_their_share_of_threads(
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     parent = object() if worker else None
-    monkeypatch.setattr(processes.multiprocessing, "parent_process", lambda: parent)
-    processes.limit_threads()
+    monkeypatch.setattr(importing.multiprocessing, "parent_process", lambda: parent)
+    importing.limit_threads()
     assert os.environ.get("PJRT_NPROC") == expected
     os.environ.pop("PJRT_NPROC", None)
 

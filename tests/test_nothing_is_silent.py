@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import jboost as jb
-from jboost.entry.attributes import _OWN
+from jboost.entry.importing import _OWN
 from jboost.sklearn import JBoostClassifier, JBoostRanker, JBoostRegressor
 
 RANDOM = np.random.default_rng(0)

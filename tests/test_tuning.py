@@ -21,7 +21,7 @@ from tables import make_regression, same_bits
 import jboost as jb
 from jboost import losses
 from jboost.selection import tuning
-from jboost.selection.comparison import Axis, Planner
+from jboost.selection.planning import Axis, Planner
 from jboost.selection.tuning import _Tried
 from jboost.sklearn import JBoostClassifier, JBoostRegressor, JBoostSearchCV
 from jboost.training.metrics import BY_LOSS
@@ -80,7 +80,7 @@ def test_the_model_is_the_weighted_mean_of_fits(tuned):
 
 
 def test_the_ensemble_lowers_the_held_out_loss(tuned):
-    """No weights of its members give less, up to the grain of the greedy choice."""
+    """Or nearly: scores are kept after each 16 rounds, not after the best one."""
     (_, found), _ = tuned
     scores = [
         jb.cross_validate(
@@ -249,6 +249,29 @@ def test_outer_folds_are_unknown_to_the_search():
     np.testing.assert_allclose(other.outer, [np.mean((rest - 100) ** 2)], rtol=1e-5)
 
 
+def test_outer_folds_of_groups_are_measured_on_their_groups():
+    grades, ids = np.clip(Y.round(), 0, 3), np.arange(len(Y)) // 8
+    outer = np.where(ids % 4 == 0, 0, -1)
+    call = dict(loss=losses.lambda_rank, groups=ids, trials=1, ensemble=1)
+    _, found = tune(X, grades, outer_folds=outer, **call)
+    weights = (outer < 0).astype(np.float32)
+    model, _ = tune(X, grades, sample_weight=weights, **call)
+    scores = np.asarray(jb.predict(model, X))
+    every = np.ones(8, bool)
+    expected = [
+        losses.lambda_rank(scores[ids == i], grades[ids == i], where=every)
+        for i in np.unique(ids[outer == 0])
+    ]
+    np.testing.assert_allclose(found.outer, [np.mean(expected)], rtol=1e-4)
+
+
+def test_the_default_point_has_the_l2_of_the_default():
+    """It is 3 if all thresholds are tried."""
+    for rows, l2 in ((0, 3.0), (100, 1.0)):
+        _, found = tune(X, Y, trials=1, rows_per_threshold=rows, max_depth=2)
+        assert found.points[0]["l2"] == pytest.approx(l2)
+
+
 def test_importance_is_of_names_that_matter():
     rng = np.random.default_rng(0)
     l2, depth, l1 = rng.random(64), rng.integers(2, 4, 64), rng.random(64)
@@ -290,6 +313,8 @@ def test_a_search_of_scikit_learn():
     assert not hasattr(JBoostSearchCV(JBoostRegressor()), "predict_proba")
     with pytest.raises(ValueError, match="eval_set must be None"):
         search.fit(X, labels, eval_set=(X, labels))
+    with pytest.raises(ValueError, match="members of the estimator must be 1"):
+        JBoostSearchCV(JBoostRegressor(members=2)).fit(X, Y)
     with pytest.raises(TypeError, match=r"estimator of jboost\.sklearn"):
         JBoostSearchCV(StandardScaler()).fit(X, labels)
 

@@ -17,13 +17,12 @@ from jax.sharding import PartitionSpec as P
 from jboost.boosting.settings import Settings
 from jboost.boosting.state import BoostState, Data
 from jboost.codes.codes import SparseCodes
-from jboost.entry.collectives import Shards, use_shards
+from jboost.entry.collectives import Shards, are_apart, use_shards
 from jboost.entry.stages import for_host
 from jboost.numerics.derivatives import without_derivatives
 from jboost.tables.sparse import SparseMatrix
 
 EVERYWHERE = P()  # the same on all devices
-_FEW_DEVICES = 16  # each may send to each
 
 
 def check_mesh(mesh: Any) -> Any:
@@ -34,15 +33,6 @@ def check_mesh(mesh: Any) -> Any:
         "mesh must be a jax.sharding.Mesh, as jax.make_mesh makes, or None, got "
         f"{type(mesh).__name__}"
     )
-
-
-def are_apart(mesh: Mesh | jax.sharding.AbstractMesh) -> bool:
-    """Returns the field of :class:`jboost.entry.collectives.Shards` for a mesh."""
-    if isinstance(mesh, jax.sharding.AbstractMesh) or mesh.size > _FEW_DEVICES:
-        return False
-    devices = mesh.devices.flat
-    several = len({device.process_index for device in devices}) > 1
-    return several and all(device.platform == "cpu" for device in devices)
 
 
 def cut_evenly(mesh: Any, num_rows: int) -> Shards:

@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
+from jax.sharding import AbstractMesh, Mesh
 from jaxtyping import Array, ArrayLike, Bool, Int32
 
 
@@ -43,6 +44,16 @@ class Shards(NamedTuple):
         return (0, *np.cumsum(self.sizes)[:-1].tolist())
 
 
+def are_apart(mesh: Mesh | AbstractMesh) -> bool:
+    """Returns the field ``apart`` of the shards of a mesh."""
+    if isinstance(mesh, AbstractMesh) or mesh.size > _FEW_DEVICES:
+        return False
+    devices = mesh.devices.flat
+    several = len({device.process_index for device in devices}) > 1
+    return several and all(device.platform == "cpu" for device in devices)
+
+
+_FEW_DEVICES = 16  # each sends to each
 _FEW = 2**14  # values that every shard sends whole to every other
 _shards = jax.make_user_context(None)
 

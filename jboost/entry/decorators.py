@@ -20,7 +20,7 @@ import numpy as np
 from jax.core import Tracer
 from jax.extend.core import get_opaque_trace_state
 
-from jboost.entry.processes import was_forked
+from jboost.entry.importing import was_forked
 
 _EXHAUSTED = re.compile("RESOURCE_EXHAUSTED: |INTERNAL: .*[Oo]ut of memory", re.DOTALL)
 

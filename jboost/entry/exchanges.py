@@ -23,6 +23,7 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import UInt64
 
+from jboost.entry.collectives import Shards, are_apart, total, use_shards
 from jboost.entry.programs import compiled
 
 
@@ -97,21 +98,35 @@ def _send(parts):
     Between CPUs, Gloo's sums and gathers take ten times as long to start; where a
     process has one core, they wait for their own polling thread.
     """
+    return _run(_swap, parts)
+
+
+def _swap(parts):
+    return jax.lax.all_to_all(parts, "processes", 0, 0)
+
+
+def _run(function, operand):
+    """Returns the result of a function of each process's operand, on this process."""
     count = jax.process_count()
     first = {device.process_index: device for device in reversed(jax.devices())}
     mesh = Mesh(np.array([first[rank] for rank in range(count)]), ("processes",))
     rows = NamedSharding(mesh, PartitionSpec("processes"))
-    shape = count**2, *parts.shape[1:]
-    operand = jax.make_array_from_process_local_data(rows, parts, shape)
-    return np.asarray(compiled(_swap, mesh)(operand).addressable_data(0))
+    shape = count * len(operand), *operand.shape[1:]
+    operands = jax.make_array_from_process_local_data(rows, operand, shape)
+    found = compiled(_run_on_processes, function, mesh)(operands)
+    return np.asarray(found.addressable_data(0))
 
 
-def _swap(mesh, parts):
-    def swap(own):
-        return jax.lax.all_to_all(own, "processes", 0, 0)
+def _run_on_processes(function, mesh, operands):
+    shards = Shards(("processes",), (1,) * mesh.size, mesh.size, are_apart(mesh))
+
+    def run(own):
+        with use_shards(shards):
+            return function(own)
 
     rows: Any = PartitionSpec("processes")
-    return jax.shard_map(swap, mesh=mesh, in_specs=rows, out_specs=rows)(parts)
+    call = jax.shard_map(run, mesh=mesh, in_specs=rows, out_specs=rows, check_vma=False)
+    return call(operands)
 
 
 def _exchange_texts(text):
@@ -186,13 +201,7 @@ def add_processes(values: Any) -> Any:
     if num_processes() == 1:
         return values
     meet()
-    values = np.asarray(values)
-    count = jax.process_count()
-    flat = np.zeros(-(-values.size // count) * count, np.int32)
-    flat[: values.size] = values.reshape(-1)
-    # Each process sums a part, and sends the sums to all.
-    sums = np.sum(_send(flat.reshape(count, -1)), axis=0, dtype=np.int32)
-    return _gather(sums).reshape(-1)[: values.size].reshape(values.shape)
+    return _run(total, np.asarray(values)[None])[0]
 
 
 def gather_numbers(number: int) -> list[int]:

@@ -14,8 +14,8 @@ from jaxtyping import Array, Bool, Float, Int32, UInt32
 
 from jboost.codes.bins import Bins
 from jboost.entry import checks
-from jboost.entry.attributes import make_attribute_error
 from jboost.entry.decorators import fetch, traceable
+from jboost.entry.importing import make_attribute_error
 from jboost.entry.messages import make_table, show_fields
 from jboost.model.nodes import Nodes, list_nodes
 from jboost.numerics.arrays import is_large_elsewhere

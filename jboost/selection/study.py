@@ -281,7 +281,7 @@ def _run_rounds(static, keeps_trees, options, shared, runs, rates, counts, state
     def make(run, rates, count, state):
         data, constants = _data_of(shared, run), _constants_of(shared, run)
         problem = Problem(static, Arrays(constants, run.numbers, data))
-        held_out = _repeat_rows(shared.data, -shared.counts[run.fold])
+        held_out = repeat_rows(shared.data, -shared.counts[run.fold])
         sets = (held_out._replace(codes=None),)
 
         def one_round(number, made):
@@ -337,10 +337,10 @@ def _no_rounds(method, keeps_trees, num_watched, state):
 
 def _data_of(shared: Shared, run: Run) -> Data:
     """Returns the rows with a run's weights: 0 outside its training set."""
-    return _repeat_rows(shared.data, shared.counts[run.fold])
+    return repeat_rows(shared.data, shared.counts[run.fold])
 
 
-def _repeat_rows(data, counts):
+def repeat_rows(data: Data, counts: Any) -> Data:
     """Multiplies weights by counts; 0 for negative counts."""
     groups = data.groups
     if groups is None or groups.weights is None:

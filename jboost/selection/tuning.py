@@ -6,9 +6,8 @@
     choose    a weighted mean of the best points that predicts held-out rows best
     refit     each of them on all rows
 
-The first points fill the space evenly (an additive recurrence; Roberts 2018), later
-ones come from densities of the good and of the other points (Bergstra et al. 2011). A
-point goes on after 16, 48, 144, ... rounds if it is among the best third of those that
+The module :mod:`jboost.selection.planning` has the space, and chooses points. A point
+goes on after 16, 48, 144, ... rounds if it is among the best third of those that
 came as far (asynchronous successive halving; Li et al. 2020). Time is the sum of the
 learning rates so far: a point that learns slowly is compared with the others as they
 were then. The mean is chosen greedily, with replacement (Caruana et al. 2004).
@@ -47,17 +46,28 @@ from jboost.model.ensemble import Ensemble
 from jboost.model.predicting import predict
 from jboost.selection.comparison import (
     SWEPT,
-    Axis,
     Comparison,
-    Planner,
     check_one_loss,
+    fold_labels,
     open_study,
-    read_axis,
-    read_space,
     show_value,
 )
 from jboost.selection.folds import make_folds
-from jboost.selection.study import Curve, Point, Study, measure_rows, run_points
+from jboost.selection.planning import (
+    SLOWER,
+    Planner,
+    default_space,
+    first_point,
+    read_space,
+)
+from jboost.selection.study import (
+    Curve,
+    Point,
+    Study,
+    measure_rows,
+    repeat_rows,
+    run_points,
+)
 from jboost.training.chunks import MOST_ROUNDS, open_bar
 from jboost.training.fitting import fit
 from jboost.training.metrics import By, Criterion, Metrics
@@ -71,36 +81,10 @@ _KEPT = 1 / 3  # the share of points that goes on
 _FEWEST = 3  # points that must have come as far before one ends
 _PATIENCE = 3.0  # time without improvement after which a point ends
 _SEARCHED = 0.7  # the share of the seconds after which no more rounds are made
-_SLOWER = 3  # a third of the rate with three times the rounds errs less
 _STORED = 24  # points with held-out scores
 _CANDIDATES = 12  # points that the ensemble is chosen from
 _TURNS = 24  # the greatest sum of the counts that give weights
 _ARGUMENTS = (*SWEPT, "num_rounds")  # other names are parameters of the loss
-
-
-# ---- the space ----------------------------------------------------------------------
-
-
-def _default_space(settings: Settings, num_rows: int) -> dict[str, Axis]:
-    """Returns the axes of the names that are searched by default.
-
-    All but the rate are shares, counts of rows, and sizes of trees: they do not depend
-    on the units of the loss.
-    """
-    rate = rate_by_rows(num_rows)
-    space: dict[str, Any] = {
-        "learning_rate": (1.5 * rate, 6 * rate),
-        "l2": (0.1, 30.0),
-        "min_child_weight": (1.0, 50.0),
-        "subsample": (0.5, 1.0),
-        "colsample_bynode": (0.4, 1.0),
-        "max_depth": [6, 4, 8],
-    }
-    if settings.draws_thresholds:
-        space |= {"rows_per_threshold": (20, 1000), "parent_rows": (1.0, 100.0)}
-    if settings.linear_leaves:
-        space["linear_leaves"] = ["auto", False]
-    return {name: read_axis(name, each) for name, each in space.items()}
 
 
 # ---- points -------------------------------------------------------------------------
@@ -149,15 +133,15 @@ class _Tuner:
     """The points tried so far, and the clock."""
 
     def __init__(
-        self, study: Study, settings: Settings, begun: float, trials: int | None,
-        seconds: float, bar: tqdm,
-    ):  # fmt: skip
-        self.settings, self.begun, self.most, self.bar = settings, begun, trials, bar
+        self, study: Study, settings: Settings, begun: float, effort: Any, bar: tqdm
+    ):
+        self.settings, self.begun, self.bar = settings, begun, bar
+        self.most, seconds = effort.trials, effort.seconds
         # Points end here, by time; the study would stop them by rounds.
         self.study = study._replace(patience=None)
         given = settings.given["early_stopping_rounds"]
         self.patience = given if isinstance(given, int) else None
-        self.deadline = begun + _SEARCHED * seconds if trials is None else None
+        self.deadline = begun + _SEARCHED * seconds if self.most is None else None
         self.trials: list[_Tried] = []
         self.batch: list[_Tried] = []
 
@@ -236,19 +220,20 @@ class _Tuner:
                 scores = fetch(state.scores) if scores is None else scores
                 self._keep_scores(trial, scores, place)
         for trial, curve, goes_on in zip(own, curves, alive, strict=True):
-            if goes_on and self._is_weak(trial, curve.num_rounds):
-                curve.over = True
+            if goes_on:
+                trial.finished = self._is_finished(trial, curve.num_rounds)
+                weak = self._is_weak(trial, curve.num_rounds)
+                curve.over = trial.finished or weak
         late = self.deadline is not None and self.is_over()
         for curve in curves:
             curve.over |= late
         self.show()
 
-    def _is_weak(self, trial, done):
+    def _is_finished(self, trial, done):
         patience = self.patience or max(MOST_ROUNDS, _PATIENCE / trial.rate)
-        trial.finished = done - trial.rounds >= patience
-        if trial.finished or done >= self.settings.num_rounds:
-            trial.finished = True
-            return True
+        return done - trial.rounds >= patience or done >= self.settings.num_rounds
+
+    def _is_weak(self, trial, done):
         if done not in _RUNGS:
             return False
         moment, late = done * trial.rate, done >= _RUNGS[_EARLY]
@@ -334,12 +319,10 @@ def _make_evaluation(study, point, covered):
     """Returns a function that ranks held-out scores [C, K, N] by the criterion."""
     rows, by = study.rows, study.by
     short = len(rows.data.weights) - rows.size
-    counted = np.pad(covered, (0, short))
+    counts = np.pad(covered.astype(np.int32), (0, short))
+    data = repeat_rows(rows.data._replace(codes=None), counts)
 
     def of_loss(scores):
-        data = rows.data._replace(codes=None)
-        if data.groups is None:
-            data = data._replace(weights=np.where(counted, data.weights, 0))
         padded = np.pad(scores, ((0, 0), (0, 0), (0, short)))
         run = compiled(_mean_losses, point.problem.loss, effort=LIGHT)
         words = np.array([0, study.seed], np.uint32)
@@ -556,8 +539,8 @@ def tune(
 
     Args:
       x, y, loss: arguments of :func:`jboost.fit`; x is in memory, dense or sparse.
-      seconds: the time that the call may take. Compiling takes 5 to 20 of them; the
-        batch that runs when the time is over is finished.
+      seconds: the time that the call may take. The search ends after 0.7 of it, at the
+        next 16 rounds; the rest is for the training of the best settings on all rows.
       trials: the number of settings to try, instead of ``seconds``: the same call then
         has the same result.
       space: {name: (low, high)}, a range, searched by ratio from a factor of 8 on, in
@@ -607,85 +590,91 @@ def tune(
         rows, folds, stratify, groups, shuffle, metrics, by, progress, mesh,
         keeps_models=False,
     )  # fmt: skip
-    own = read_settings(settings, StudySettings).with_rounds(stops=True)
-    given = read_space(space, settings, loss)
-    study, make = open_study(request, loss, [{}], own)
-    axes = _default_space(own, study.rows.size)
-    axes = {name: axis for name, axis in axes.items() if name not in settings} | given
-    first = _list_defaults(axes, own, study.rows.size)
-    if not make("", first).problem.method.num_terms and "linear_leaves" not in settings:
+    run = partial(
+        _tune, loss=loss, given=settings, effort=_Effort(seconds, trials, ensemble),
+        space=read_space(space, settings, loss),
+    )  # fmt: skip
+    model, tuned, search = run(request)
+    if outer_folds is not None:
+        outer = _try_outside(search, request._replace(folds=outer_folds), run, folds)
+        tuned = replace(tuned, outer=outer)
+    return TunedModel(model, replace(tuned, seconds=time.perf_counter() - begun))
+
+
+class _Effort(NamedTuple):
+    """How long to search, and for how many settings; see :func:`tune`."""
+
+    seconds: float
+    trials: int | None
+    ensemble: int
+
+
+def _tune(request, *, loss, given, effort, space):
+    """Returns the model, the settings that were tried, and the search.
+
+    Args:
+      given: the settings that the call names; ``space``: the axes that it names.
+    """
+    begun = time.perf_counter()
+    settings = read_settings(given, StudySettings).with_rounds(stops=True)
+    study, make = open_study(request, loss, [{}], settings)
+    usual, num_rows = make("", {}).problem, study.rows.size
+    axes = default_space(settings, num_rows)
+    axes = {name: axis for name, axis in axes.items() if name not in given} | space
+    if not usual.method.num_terms and "linear_leaves" not in space:
         axes.pop("linear_leaves", None)  # leaves of this loss are constant
-    planner = Planner(axes, own.seed)
-    total, unit = (seconds, "s") if trials is None else (trials, "setting")
-    with open_bar(total, progress, unit) as bar:
-        search = _Tuner(study, own, begun, trials, seconds, bar)
+    chosen = {
+        **settings.values,
+        "learning_rate": SLOWER * rate_by_rows(num_rows),
+        "l2": float(usual.arrays.numbers.limits.l2),
+    }
+    first, planner = first_point(axes, chosen), Planner(axes, settings.seed)
+    by_time = effort.trials is None
+    total, unit = (effort.seconds, "s") if by_time else (effort.trials, "setting")
+    with open_bar(total, request.progress, unit) as bar:
+        search = _Tuner(study, settings, begun, effort, bar)
         with resolve_implementation(study.rows.data.weights):
             stopped = search.run(planner, make, first, request.by)
-            most = 1 if isinstance(loss, losses.Adaptive) else ensemble
+            most = 1 if isinstance(loss, losses.Adaptive) else effort.ensemble
             weights = _choose_members(study, search.trials, most)
-        open_rate = not {"learning_rate", "num_rounds"} & {*settings, *(space or {})}
-        found = search.conclude(_SLOWER if open_rate else 1, stopped)
-        of_groups = study.rows.data.groups is not None
-        call = request, loss, {**settings}, own, of_groups
-        over = begun + seconds if trials is None else None
-        model, found = _train_members(found, weights, call, over)
-    if outer_folds is not None:
-        again = partial(
-            tune, x, y, loss, seconds=seconds, trials=trials, space=space,
-            ensemble=ensemble, folds=folds, stratify=stratify, groups=groups,
-            shuffle=shuffle, offset=offset, metrics=metrics, by=by, progress=progress,
-            feature_names=feature_names, mesh=mesh, **settings,
-        )  # fmt: skip
-        point = search.trials[0].point
-        outer = _try_outside(study, point, request._replace(folds=outer_folds), again)
-        found = replace(found, outer=outer)
-    return TunedModel(model, replace(found, seconds=time.perf_counter() - begun))
+        own_rates = {"learning_rate", "num_rounds"} & {*given, *space}
+        tuned = search.conclude(1 if own_rates else SLOWER, stopped)
+        over = begun + effort.seconds if by_time else None
+        call = request, loss, given, settings, study.rows.data.groups is not None
+        model, tuned = _train_members(tuned, weights, call, over)
+    return model, tuned, search
 
 
-def _try_outside(study, point, request, again):
+def _try_outside(search, request, run, folds):
     """Returns the criterion on held-out rows of models tuned without them, by fold.
 
-    Ctrl-C ends it: the folds so far are returned.
+    Ctrl-C ends it: the folds so far are returned. ``folds`` are those of each search.
     """
-    rows, found = request.rows, []
+    study, rows, found = search.study, request.rows, []
     targets = jax.tree.leaves(study.rows.real[0])
-    groups = getattr(request.groups, "number", request.groups)
+    groups = request.groups
+    if study.rows.data.groups is not None:
+        groups = fold_labels(groups, request.folds)
     masks = make_folds(
         request.folds, study.rows.size, y=targets[0] if len(targets) == 1 else None,
-        stratify=request.stratify, groups=None if isinstance(groups, str) else groups,
+        stratify=request.stratify, groups=groups,
         shuffle=request.shuffle, seed=study.seed,
     )  # fmt: skip
     for held_out in masks.held_out > 0:
         weights = np.where(held_out, 0, study.rows.real[1])
+        inner = rows._replace(sample_weight=weights)
         try:
-            model, tuned = again(sample_weight=weights)
+            model, tuned, _ = run(request._replace(rows=inner, folds=folds))
         except KeyboardInterrupt:
             break
         scores = np.asarray(predict(model, rows.x)).reshape(len(held_out), -1)
         if rows.offset is not None:
             scores = scores + np.asarray(rows.offset).reshape(scores.shape)
-        evaluate = _make_evaluation(study, point, held_out)
+        evaluate = _make_evaluation(study, search.trials[0].point, held_out)
         found.append(evaluate(scores.T.astype(np.float32)[None])[0])
         if tuned.interrupted:
             break
     return np.array(found) * (-1 if study.by.direction == "max" else 1)
-
-
-def _list_defaults(axes, settings, num_rows):
-    """Returns the first point: the defaults of the names that are searched."""
-    point = {}
-    for name, axis in axes.items():
-        if axis.values:
-            point[name] = axis.values[0]
-            continue
-        value = settings.values.get(name)
-        if name == "learning_rate":
-            value = _SLOWER * rate_by_rows(num_rows)
-        if name == "l2" and isinstance(value, str):
-            value = 1.0
-        known = isinstance(value, int | float) and axis.low <= value <= axis.high
-        point[name] = axis.at(axis.place(value) if known else 0.5)
-    return point
 
 
 def _train_members(found, weights, call, over):

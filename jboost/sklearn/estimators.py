@@ -185,6 +185,7 @@ _ELSEWHERE = {name: own for own, names in _INSTEAD.items() for name in names.spl
 class Boosting(BaseEstimator):
     """Training and prediction; subclasses give targets and scores their meaning."""
 
+    _trainer: Any = staticmethod(fit)  # a search has another
     model_: Ensemble
     history_: History
     _loss: Any  # the loss function
@@ -286,9 +287,8 @@ class Boosting(BaseEstimator):
         passed: dict[str, Any] = {name: getattr(self, name) for name in _PASSED}
         _, metrics = read_by(self.by, check_metrics(self.metrics))
         metrics = bind_metrics(metrics, self._loss, num_scores, self._metric_link)
-        train = vars(self).get("_trainer", fit)  # a search has another
         try:
-            self.model_, self.history_ = train(
+            self.model_, self.history_ = self._trainer(
                 X, targets, self._loss, sample_weight=weights, offset=offset,
                 groups=groups, validation=validation, num_scores=num_scores, seed=seed,
                 metrics=metrics, **passed,
@@ -422,11 +422,6 @@ def find_loss(loss: Any, known: Mapping[str, Any] = losses.LOSSES) -> Any:
     return known[loss]
 
 
-def _delegate(name):
-    """Returns a check that the estimator of a search has a method."""
-    return lambda search: hasattr(search.estimator, name)
-
-
 class JBoostSearchCV(MetaEstimatorMixin, BaseEstimator):
     """Searches the hyperparameters of an estimator by :func:`jboost.tune`.
 
@@ -503,25 +498,24 @@ class JBoostSearchCV(MetaEstimatorMixin, BaseEstimator):
         """Calls ``tune`` with the arguments that ``fit`` would get."""
         if validation:
             raise ValueError("eval_set must be None in a search, got a set")
-        known = declared(StudySettings)
-        settings = {
-            name: given[name]
-            for name in [*given]
-            if name in known and repr(given[name]) != repr(known[name].default)
-        }
+        names = (*declared(HoldOutSettings), "callbacks")
+        usual = declared(EstimatorSettings)
+        own = {n: given[n] for n in names if repr(given[n]) != repr(usual[n].default)}
+        for name in own:
+            if name not in declared(StudySettings):
+                raise ValueError(
+                    f"{name} of the estimator must be {usual[name].default!r} in a "
+                    f"search, got {show(own[name])}"
+                )
+        own |= {name: given[name] for name in ("absent", "seed", "num_scores")}
         others = (
-            "sample_weight",
-            "offset",
-            "groups",
-            "metrics",
-            "by",
-            "implementation",
-        )
+            "sample_weight", "offset", "groups", "metrics", "by", "implementation",
+        )  # fmt: skip
         return tune(
             X, targets, loss, seconds=self.seconds, trials=self.trials,
             space=self.space, ensemble=self.ensemble, folds=self.cv,
             stratify=True if stratify else None, progress=self.progress,
-            **{name: given[name] for name in others}, **settings,
+            **{name: given[name] for name in others}, **own,
         )  # fmt: skip
 
     def __sklearn_is_fitted__(self):
@@ -556,7 +550,7 @@ def _delegated(name):
 
     method.__name__ = name
     method.__doc__ = f"Calls ``{name}`` of ``best_estimator_``."
-    return available_if(_delegate(name))(method)
+    return available_if(lambda search: hasattr(search.estimator, name))(method)
 
 
 for _name in (

@@ -17,7 +17,7 @@ import numpy as np
 from jaxtyping import Float
 
 from jboost.codes.bins import Bins
-from jboost.entry.attributes import make_attribute_error
+from jboost.entry.importing import make_attribute_error
 from jboost.entry.messages import (
     MOST_LINES,
     cut,

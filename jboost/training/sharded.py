@@ -28,14 +28,13 @@ from jboost.boosting.round_programs import (
 )
 from jboost.boosting.sharding import (
     EVERYWHERE,
-    are_apart,
     rows_of,
     run_sharded,
     spec_of_data,
     spec_of_state,
 )
 from jboost.boosting.state import Arrays, Data, StartPoint
-from jboost.entry.collectives import Shards
+from jboost.entry.collectives import Shards, are_apart
 from jboost.entry.exchanges import gather_numbers
 from jboost.entry.programs import Compiled, compiled
 from jboost.numerics.arrays import pad_rows, padded_size
