@@ -28,6 +28,8 @@ that are not installed are left out. Measures:
   JAX's persistent compilation cache.
 - cold losses, cold sweep, cold server, cold new losses: see benchmark_new.py; the last
   has no peer.
+- processes: milliseconds per round of two processes of one core each, "jboost-two", and
+  of one process with both cores.
 - memory: peak resident memory in MiB of a process after a fit, and after a prediction.
 - with --loss, held-out loss on the generated data after the larger number of rounds of
   the slope (the script compare_libraries.py compares losses on real tables).
@@ -355,7 +357,7 @@ def make_plan(options: argparse.Namespace) -> list[Step]:
         sources = [s for s in step.sources if s.split("-")[0] not in missing]
         if all(word not in step.name for word in options.only or [""]):
             continue
-        if {*sources} & {*PEERS} or not step.lines:
+        if {*sources} & {*PEERS} or all(line.over for line in step.lines):
             plan.append(step._replace(sources=tuple(sources)))
     return plan
 

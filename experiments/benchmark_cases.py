@@ -98,9 +98,14 @@ FIGURES = {  # numbers of a reading and their units
     "losses": {"time": "s", "processor": "s"},
     "sweep": {"time": "s", "processor": "s"},
     "server": {"time": "s", "processor": "s"},
+    "processes": {"time": "ms a round"},
 }
 FRESH = tuple(name for name in FIGURES if name != "train")  # take new processes
-PRINTED = ("memory", "new")  # these processes print their figures themselves
+PRINTED = (
+    "memory",
+    "new",
+    "processes",
+)  # these processes print their figures themselves
 MILLISECONDS = {"time": "ms"}  # of all other measures
 PEERS = (
     "xgboost", "xgboost-multi", "xgboost-1", "lightgbm", "lightgbm-1", "lightgbm-q",
@@ -313,6 +318,13 @@ def time_large() -> list[Step]:
     return [
         make("train large", "train", LARGE, TRAINERS,
              Line(TRAINING, "1M x 28", 0.45, 0.35)),
+        make("train levels", "train", LARGE, ("jboost", "jboost-levels"),
+             Line(TRAINING, "1M x 28, a column of 1,000 levels / without", 1.2, 1.05,
+                  subject="jboost-levels", over="jboost"), repeats=3),
+        make("processes", "processes", LARGE._replace(low=4, high=24),
+             ("jboost", "jboost-two"),
+             Line(TRAINING, "1M x 28, two processes of one core / one of two", 1.3,
+                  1.1, subject="jboost-two", over="jboost"), repeats=3),
         make("train deep", "train", deep, TRAINERS,
              Line(TRAINING, "1M x 28, depth 10", 0.7, 0.5), repeats=3),
         make("train own", "train", LARGE._replace(loss="own"),

@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ``benchmark.py`` measures in a process that starts: new losses, sweeps, servers.
+"""The measures of ``benchmark.py`` in new processes: losses, sweeps, servers, pairs.
 
 Out: ``TASKS``, functions of (source, case, threads) by the name of their measure. Each
 is run by a fresh process, which prints what it has measured itself, if anything.
 """
 
 import os
+import socket
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -14,6 +17,7 @@ import numpy as np
 from benchmark_cases import Case
 from benchmark_peers import list_jboost, list_xgboost, make_table, prepare
 
+PLACE = "BENCHMARK_PLACE"  # the environment variable with a rank and a port
 MODEL = "BENCHMARK_MODEL"  # the environment variable that holds the path of a model
 SWEPT = [
     {"max_depth": depth, "learning_rate": rate, "l2": l2}
@@ -213,9 +217,53 @@ def run_server(source: str, case: Case, threads: int) -> None:
     xgboost.Booster(model_file=path + ".ubj").inplace_predict(rows)
 
 
+def run_processes(source: str, case: Case, threads: int) -> None:
+    """Prints the milliseconds a round of one process, or of two with a core each.
+
+    Two processes are this function again, with their rank and a port in PLACE.
+    """
+    place = os.environ.get(PLACE, "")
+    if source == "jboost-two" and not place:
+        with socket.socket() as server:
+            server.bind(("127.0.0.1", 0))
+            port = server.getsockname()[1]
+        both = [
+            subprocess.Popen(
+                [sys.executable, *sys.argv], stdout=subprocess.PIPE, text=True,
+                env=os.environ | {PLACE: f"{rank} {port}", "PJRT_NPROC": "1"},
+            )
+            for rank in range(2)
+        ]  # fmt: skip
+        # Gloo writes above the figure that a process prints.
+        print(max(float(each.communicate()[0].split()[-1]) for each in both))
+        return
+    rank, mesh, rows = 0, None, slice(case.num_rows)
+    if place:
+        rank, port = map(int, place.split())
+        os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[rank]})
+        half = case.num_rows // 2
+        rows = slice(rank * half, (rank + 1) * half)
+    import jax
+
+    import jboost as jb
+
+    if place:
+        jax.distributed.initialize(f"127.0.0.1:{port}", 2, rank)
+        mesh = jax.make_mesh((2,), ("rows",), axis_types=(jax.sharding.AxisType.Auto,))
+    table = make_table(case)
+    x, y, seconds = table.x[rows], table.signal[rows], {case.low: [], case.high: []}
+    for number in (case.high, *3 * (case.low, case.high)):  # the first one compiles
+        begun = time.perf_counter()
+        jb.fit(x, y, num_rounds=number, mesh=mesh, **list_jboost(case))
+        seconds[number].append(time.perf_counter() - begun)
+    least = min(seconds[case.high][1:]) - min(seconds[case.low])
+    print(1e3 * least / (case.high - case.low))
+
+
 TASKS: dict[str, Callable[[str, Case, int], None]] = {
     "new": run_new,
     "losses": run_losses,
     "sweep": run_sweep,
     "server": run_server,
+    "processes": run_processes,
 }

@@ -250,6 +250,13 @@ def prepare_jboost(
     return Contender(parameters, fit, fit, predict, validate, explain)
 
 
+def prepare_levels(case: Case, x, y, kept: dict, threads: int) -> Contender:
+    """The last column holds 1,000 categories in place of its numbers."""
+    x = x.copy()
+    x[:, -1] = np.random.default_rng(2).integers(0, 1000, len(x))
+    return prepare_jboost(case, x, y, kept, threads, categorical=[x.shape[1] - 1])
+
+
 def list_xgboost(case: Case, threads: int, **choice: Any) -> dict[str, Any]:
     """Returns XGBoost's parameters."""
     methods = {"exact": "exact", "local": "approx", "curvature": "approx"}
@@ -389,6 +396,7 @@ CONTENDERS: dict[str, Callable[..., Contender]] = {
     "jboost-shared": partial(prepare_jboost, share_structure=True),
     "jboost-avx2": prepare_jboost,  # JBOOST_ISA is set
     "jboost-cached": prepare_jboost,  # the compilation cache is on
+    "jboost-levels": prepare_levels,
     "jboost-built-in": prepare_jboost,  # trains the built-in loss in place of "own"
     "xgboost": prepare_xgboost,
     "xgboost-multi": partial(prepare_xgboost, multi_strategy="multi_output_tree"),
