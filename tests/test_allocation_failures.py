@@ -111,7 +111,7 @@ def test_predictions_of_one_shape():
 
 def test_single_trees(monkeypatch):
     """A thread that cannot be started leaves its work to the others."""
-    monkeypatch.setattr("jboost.kernels.cart_cpu._count_threads", lambda: 4)
+    monkeypatch.setattr("jboost.kernels.grow_cpu._count_threads", lambda: 4)
     x, y = make_rows(30_000, 7), np.arange(30_000) % 97
     grow = partial(jb.cart.fit_tree, x, y, max_depth=2)
     assert check_failures(grow, "threads", expect_errors=False) == 2

@@ -6,7 +6,7 @@ import pytest
 
 import jboost as jb
 from jboost.entry.context import use_implementation
-from jboost.kernels import calls, cart_cpu
+from jboost.kernels import calls, grow_cpu
 
 pytestmark = pytest.mark.skipif(
     not calls.available(), reason="the kernels were not built"
@@ -69,7 +69,7 @@ def test_threads_grow_the_same_trees(missing, outputs, monkeypatch):
     x[rng.random(x.shape) < missing] = np.nan
     trees = []
     for num_threads in (1, 3):
-        monkeypatch.setattr(cart_cpu, "_count_threads", lambda n=num_threads: n)
+        monkeypatch.setattr(grow_cpu, "_count_threads", lambda n=num_threads: n)
         trees.append(jb.cart.fit_tree(x, y))
     for name in STRUCTURE + STATISTICS:
         np.testing.assert_array_equal(*(getattr(tree, name) for tree in trees), name)

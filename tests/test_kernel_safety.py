@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jboost.kernels import calls, cart_cpu, grow_cpu
+from jboost.kernels import calls, grow_cpu
 
 pytestmark = pytest.mark.skipif(
     not calls.available(), reason="the kernels were not built"
@@ -346,7 +346,7 @@ def test_a_lack_of_memory_for_a_single_tree_is_a_memory_error():
 
     def grow_single(num_rows):
         matrix, targets = np.ones((num_rows, 1), np.float32), np.ones((1, num_rows))
-        return lambda: cart_cpu.grow(matrix, targets, None, **limits)
+        return lambda: grow_cpu.grow_cart(matrix, targets, None, **limits)
 
     large = grow_single(5_000_000)
     with address_space(12_000_000), pytest.raises(MemoryError, match="5000000 rows"):

@@ -12,7 +12,7 @@ from tables import ROWS, make_columns
 
 import jboost as jb
 from jboost.objective.curvature import _weigh
-from jboost.sklearn.distribution import FAMILIES
+from jboost.sklearn.regressor import FAMILIES
 
 D, L = jb.distributions, jb.losses
 RNG = np.random.default_rng(0)

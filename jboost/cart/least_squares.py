@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int, UInt64
 
 from jboost.codes.thresholds import midpoints
-from jboost.kernels import cart_cpu, library
+from jboost.kernels import grow_cpu, library
 from jboost.model.nodes import LEAF
 from jboost.model.regression_tree import RegressionTree
 from jboost.numerics.arrays import flush_denormals
@@ -152,7 +152,9 @@ def grow(
 ) -> SplitNodes:
     """Grows a tree; each split is the one that reduces the squared error most."""
     if library.may_run():
-        return SplitNodes(**cart_cpu.grow(matrix, targets, weights, **rules._asdict()))
+        return SplitNodes(
+            **grow_cpu.grow_cart(matrix, targets, weights, **rules._asdict())
+        )
     columns = flush_denormals(np.ascontiguousarray(matrix.T))
     excess = None if weights is None else np.zeros(len(weights))
     data = _Data(columns, targets, weights, np.zeros_like(targets), excess)

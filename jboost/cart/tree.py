@@ -13,10 +13,9 @@ from jboost.cart.least_squares import Rules, grow, make_tree
 from jboost.entry import checks, feature_checks
 from jboost.entry.decorators import on_host
 from jboost.entry.messages import show, show_fields
-from jboost.model.nodes import LEAF
+from jboost.model.nodes import LEAF, find_parents
 from jboost.model.predicting import leaf_indices
 from jboost.model.regression_tree import RegressionTree
-from jboost.model.sorting import find_parents
 from jboost.tables.domains import warn_of_collisions
 from jboost.tables.frames import check_finite, read_frame, read_values
 from jboost.tables.targets import check_targets, check_weights

@@ -14,12 +14,6 @@ from .counts import (
 from .distribution import (
     Distribution as Distribution,
 )
-from .mixtures import (
-    NormalMixture as NormalMixture,
-)
-from .mixtures import (
-    normal_mixture as normal_mixture,
-)
 from .positive import (
     Beta as Beta,
 )
@@ -51,6 +45,9 @@ from .real import (
     Normal as Normal,
 )
 from .real import (
+    NormalMixture as NormalMixture,
+)
+from .real import (
     StudentT as StudentT,
 )
 from .real import (
@@ -58,6 +55,9 @@ from .real import (
 )
 from .real import (
     normal as normal,
+)
+from .real import (
+    normal_mixture as normal_mixture,
 )
 from .real import (
     student_t as student_t,

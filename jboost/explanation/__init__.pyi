@@ -14,6 +14,7 @@ from .importance import (
 from .importance import (
     permutation_importance as permutation_importance,
 )
+from .importance import trees_to_dataframe as trees_to_dataframe
 from .shap import (
     ShapValues as ShapValues,
 )
@@ -23,4 +24,3 @@ from .shap import (
 from .shap import (
     shap_values as shap_values,
 )
-from .tree_frame import trees_to_dataframe as trees_to_dataframe

@@ -17,9 +17,9 @@ from jboost.entry import checks, feature_checks
 from jboost.entry.decorators import on_host
 from jboost.entry.messages import show, show_fields
 from jboost.model.ensemble import Ensemble, Model, read_model
+from jboost.model.nodes import name_values
 from jboost.model.predicting import predict
 from jboost.model.preparing import check_columns
-from jboost.model.sorting import name_values
 from jboost.model.wide_thresholds import warn_of_float32
 from jboost.tables.columns import is_gap
 from jboost.tables.frames import read_frame, read_offset

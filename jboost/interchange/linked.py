@@ -17,8 +17,7 @@ from jboost.codes.binning import MOST_CELLS, MOST_VALUES
 from jboost.model.containers import FileError
 from jboost.model.ensemble import Ensemble, Links
 from jboost.model.files import check_contents
-from jboost.model.nodes import Nodes
-from jboost.model.sorting import sort_nodes, take_tree
+from jboost.model.nodes import Nodes, sort_nodes, take_tree
 from jboost.model.wide_thresholds import pack_float64
 from jboost.tables.categories import WORD, Categories, Category
 from jboost.tables.sparse import Absent

@@ -25,8 +25,7 @@ from jboost.interchange.xgboost_format import (
 from jboost.interchange.xgboost_reader import LOG, LOGIT, link
 from jboost.model.containers import replace_file
 from jboost.model.ensemble import Ensemble, check_model
-from jboost.model.nodes import LEAF, Nodes
-from jboost.model.sorting import split_values
+from jboost.model.nodes import LEAF, Nodes, split_values
 from jboost.model.wide_thresholds import warn_of_float32
 
 _VERSION = [3, 2, 0]  # the version of XGBoost that defines the file format

@@ -5,16 +5,27 @@ All results equal those of plain XLA bit for bit. :mod:`jboost.kernels.levels_cp
 trees from parts of the rows.
 """
 
+import ctypes
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float, Int32, UInt32
 
 from jboost.kernels.binning_cpu import CodeOperands
-from jboost.kernels.calls import available, call, find_function, floats, ints
+from jboost.kernels.calls import (
+    available,
+    call,
+    find_address,
+    find_function,
+    floats,
+    ints,
+)
 
 CHUNK = 16384  # kChunk of native/grow.h
 WORD = 32  # kWordBits of native/categories.h
@@ -181,3 +192,82 @@ def keep_scratch() -> Iterator[None]:
         yield
     finally:
         keep(-1)
+
+
+_MOST = 2**32  # no limit on rows or levels is greater in effect
+
+
+def grow_cart(
+    matrix: Float[np.ndarray, "N F"],
+    targets: Float[np.ndarray, "K N"],
+    weights: Float[np.ndarray, " N"] | None,
+    *,
+    max_depth: int,
+    min_child_samples: int,
+    min_split_samples: int,
+    min_child_weight: float,
+    min_gain: float,
+) -> dict[str, np.ndarray]:
+    """Grows a least-squares tree; see :func:`jboost.cart.least_squares.grow`.
+
+    The data are float64 and never on a device, so that the kernel is called directly
+    rather than by XLA.
+    """
+    matrix, targets = np.ascontiguousarray(matrix), np.ascontiguousarray(targets)
+    weights = None if weights is None else np.ascontiguousarray(weights)
+    num_leaves = max(1, len(matrix) // min_child_samples)
+    num_leaves = min(num_leaves, 2 ** min(max_depth, 62))
+    nodes = _make_nodes(len(targets), 2 * num_leaves - 1)
+    sizes = (*matrix.shape, len(targets))
+    limits = (max_depth, min_child_samples, min_split_samples)
+    limits = [min(limit, _MOST) for limit in limits]
+    num_nodes = _find_cart()(
+        _words(matrix, targets, weights, *sizes),
+        _words(*limits, np.float64(min_child_weight), np.float64(min_gain)),
+        _words(*nodes.values(), nodes["left"].size),
+        _count_threads(),
+    )
+    if num_nodes < 0:
+        raise MemoryError(f"a tree of {len(matrix)} rows does not fit into memory")
+    return {name: array[..., :num_nodes].copy() for name, array in nodes.items()}
+
+
+def _words(*values):
+    """Returns a struct of addresses (0 for None), integers and float64 numbers."""
+    words = (ctypes.c_int64 * len(values))()
+    for i, value in enumerate(values):
+        if isinstance(value, np.float64):
+            value = value.view(np.int64)
+        elif isinstance(value, np.ndarray):
+            value = value.ctypes.data
+        words[i] = 0 if value is None else value
+    return words
+
+
+def _count_threads():
+    try:
+        return len(os.sched_getaffinity(0))
+    except AttributeError:  # not available on every system
+        return os.cpu_count() or 1
+
+
+def _make_nodes(num_targets, size) -> dict[str, Any]:
+    return dict(
+        left=np.empty(size, np.int32),
+        feature=np.empty(size, np.int32),
+        threshold=np.empty(size, np.float32),
+        missing_left=np.empty(size, np.bool_),
+        value=np.empty((num_targets, size)),
+        gain=np.empty(size),
+        squared_error=np.empty(size),
+        weight=np.empty(size),
+        num_rows=np.empty(size, np.int32),
+    )
+
+
+@cache
+def _find_cart():
+    """Returns the C function; other threads of Python run while it does."""
+    word = ctypes.c_int64
+    arguments = [ctypes.POINTER(word)] * 3
+    return ctypes.CFUNCTYPE(word, *arguments, word)(find_address("grow_cart"))

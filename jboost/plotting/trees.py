@@ -9,8 +9,8 @@ import numpy as np
 from jboost.entry.checks import check_integer, check_word
 from jboost.entry.messages import show
 from jboost.model.ensemble import Model, read_model
-from jboost.model.nodes import LEAF
-from jboost.model.sorting import (
+from jboost.model.nodes import (
+    LEAF,
     find_parents,
     list_terms,
     name_values,

@@ -19,10 +19,9 @@ except ImportError as error:
     ) from error
 
 from jboost.sklearn.classifier import JBoostClassifier
-from jboost.sklearn.distribution import JBoostDistribution
 from jboost.sklearn.estimators import JBoostSearchCV
 from jboost.sklearn.ranker import JBoostRanker
-from jboost.sklearn.regressor import JBoostRegressor
+from jboost.sklearn.regressor import JBoostDistribution, JBoostRegressor
 
 __all__ = [
     "JBoostClassifier", "JBoostDistribution", "JBoostRanker", "JBoostRegressor",

@@ -1,20 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The regressor: a number or K numbers for each row."""
+"""The regressors: of numbers, and of distributions."""
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, Unpack
 
+import jax.numpy as jnp
 import numpy as np
 from sklearn.base import RegressorMixin
+from sklearn.utils.validation import check_is_fitted
 
+from jboost import distributions, losses
+from jboost.boosting.settings import declared, takes_settings
 from jboost.entry.arguments import explain_arguments
+from jboost.entry.checks import check_integer
+from jboost.entry.messages import show
+from jboost.model.predicting import predict
 from jboost.sklearn.estimators import (
     Boosting,
+    EstimatorSettings,
     check_rows,
     find_loss,
     read_targets,
     unite_sets,
 )
+from jboost.tables.targets import check_weights
 
 
 class JBoostRegressor(RegressorMixin, Boosting):
@@ -112,3 +122,190 @@ class JBoostRegressor(RegressorMixin, Boosting):
 
 def _widen(predictions):
     return predictions.astype(np.float64) if predictions.ndim == 2 else predictions
+
+
+# The built-in families, and their numbers of scores.
+FAMILIES: Mapping[str, int] = MappingProxyType(
+    dict(
+        normal=2, student_t=3, laplace=2, log_normal=2, gamma=2, weibull=2, beta=2,
+        negative_binomial=2, zero_inflated_poisson=2, normal_mixture=5,
+    )
+)  # fmt: skip
+
+
+class JBoostDistribution(RegressorMixin, Boosting):
+    """Gradient boosting of the parameters of a distribution.
+
+    The hyperparameters are those of :func:`jboost.fit`, which explains them at
+    length, and a few of scikit-learn's.
+
+    Args:
+      distribution: the name of a function of :mod:`jboost.distributions`, or a function
+        that makes a distribution of the score of one row, see
+        :func:`jboost.losses.likelihood`.
+      num_scores: K, the scores of a row; None: that of the named family (of
+        "normal_mixture", 5 for two components), or 1 for a function.
+      {settings}
+
+    Attributes:
+      model_: the :class:`jboost.Ensemble`; ``get_booster()`` returns it as well.
+      history_: the :class:`jboost.History`; ``evals_result_`` is the same as a dict.
+      n_iter_, best_iteration_: rounds of the model; the best round, from 0.
+      feature_importances_: shares of the improvement in likelihood.
+      n_features_in_, feature_names_in_: the columns of X, as in scikit-learn.
+
+    Example:
+      >>> import numpy as np
+      >>> from jboost.sklearn import JBoostDistribution
+      >>> rng = np.random.default_rng(0)
+      >>> X = rng.uniform(size=(200, 1))
+      >>> y = X[:, 0] * rng.normal(size=200)
+      >>> estimator = JBoostDistribution(num_rounds=20, max_depth=2).fit(X, y)
+      >>> estimator.predict_quantiles(X, [0.05, 0.5, 0.95]).shape
+      (200, 3)
+      >>> estimator.predict_dist(X).scale.shape
+      (200,)
+    """
+
+    distribution: str | Callable[..., Any]
+    num_scores: int | None
+
+    @explain_arguments
+    @takes_settings
+    def __init__(
+        self,
+        distribution: str | Callable[..., Any] = "normal",
+        num_scores: int | None = None,
+        **settings: Unpack[EstimatorSettings],
+    ):
+        self.distribution = distribution
+        self.num_scores = num_scores
+        for name, each in declared(EstimatorSettings).items():
+            setattr(self, name, settings.get(name, each.default))
+
+    @explain_arguments
+    def fit(
+        self,
+        X: Any,
+        y: Any,
+        sample_weight: Any = None,
+        *,
+        offset: Any = None,
+        eval_set: Any = None,
+        eval_X: Any = None,
+        eval_y: Any = None,
+    ) -> "JBoostDistribution":
+        """Trains on rows X and targets y [N]; see :meth:`JBoostRegressor.fit`.
+
+        Args:
+          offset: numbers [N, K] (or [N] for K = 1), added to the scores.
+        """
+        X = self._read_table(X, reset=True)
+        targets = self._read_targets(y)
+        check_rows(targets, X)
+        self._make, num_scores = self._read_distribution()
+        self._loss = losses.likelihood(self._make)
+        rows = (X, targets, sample_weight, offset)
+        sets = unite_sets(eval_set, eval_X, eval_y)
+        return self._train(rows, sets, num_scores)
+
+    def predict_dist(self, X: Any, *, offset: Any = None) -> Any:
+        """Returns the distribution of each row, one object with an axis of rows.
+
+        Args:
+          X: rows with the columns of ``fit``.
+          offset: the offset of these rows, with the shape of that of ``fit``.
+        """
+        check_is_fitted(self)
+        X = self._read_table(X)
+        return predict(self.model_, X, offset=offset, inverse_link=self._make)
+
+    def predict(self, X: Any, *, offset: Any = None) -> np.ndarray:
+        """Returns the mean of each row's distribution, [N].
+
+        An ``inverse_link`` other than "auto" replaces the mean.
+        """
+        return self._score_rows(X, offset, self._link)
+
+    def staged_predict(self, X: Any, *, offset: Any = None) -> Iterator[np.ndarray]:
+        """The predictions after each round, one by one."""
+        yield from self._score_stages(X, offset, self._link)
+
+    def predict_quantiles(
+        self,
+        X: Any,
+        quantiles: Sequence[float] = (0.05, 0.5, 0.95),
+        *,
+        offset: Any = None,
+    ) -> np.ndarray:
+        """Returns quantiles of each row's distribution, [N, Q].
+
+        Args:
+          X: rows with the columns of ``fit``.
+          quantiles: Q numbers in (0, 1).
+          offset: the offset of these rows, with the shape of that of ``fit``.
+
+        Raises:
+          ValueError: a number is not in (0, 1).
+        """
+        shares = np.atleast_1d(np.asarray(quantiles, np.float32))
+        if shares.ndim != 1 or not ((shares > 0) & (shares < 1)).all():
+            raise ValueError(
+                f"quantiles must be numbers in (0, 1), got {show(quantiles)}"
+            )
+        found = self.predict_dist(X, offset=offset)
+        find = getattr(found, "icdf", None) or found.quantile
+        return np.stack([np.asarray(find(jnp.float32(q))) for q in shares], axis=1)
+
+    def score(
+        self, X: Any, y: Any, sample_weight: Any = None, *, offset: Any = None
+    ) -> float:
+        """Returns the mean log-likelihood of the targets; larger is better."""
+        targets = self._read_targets(y)
+        check_rows(targets, X)
+        weights = sample_weight
+        if weights is not None:
+            weights = check_weights(weights, len(targets), "sample_weight")
+        targets = jnp.asarray(targets, jnp.float32)
+        found = self.predict_dist(X, offset=offset).log_prob(targets)
+        return float(np.average(np.asarray(found, float), weights=weights))
+
+    @property
+    def _link(self) -> Any:
+        if not isinstance(self.inverse_link, str) or self.inverse_link != "auto":
+            return super()._link
+        return self._find_mean
+
+    @property
+    def _metric_link(self) -> Any:
+        return self._link
+
+    def _find_mean(self, score):
+        mean = self._make(score).mean
+        return mean() if callable(mean) else mean
+
+    def _read_distribution(self):
+        """Returns the function that makes a distribution, and K."""
+        make, num_scores = self.distribution, self.num_scores
+        if isinstance(make, str):
+            if make not in FAMILIES:
+                raise ValueError(
+                    "distribution must be a function of a score, or one of "
+                    f"{', '.join(map(repr, FAMILIES))}, got {show(make)}"
+                )
+            known = FAMILIES[make]
+            make = getattr(distributions, make)
+        else:
+            built_in = [
+                name for name in FAMILIES if make is getattr(distributions, name)
+            ]
+            known = FAMILIES[built_in[0]] if built_in else 1
+        if num_scores is None:
+            return make, known
+        return make, check_integer("num_scores", num_scores, least=1)
+
+    def __sklearn_tags__(self):
+        """Declares that ``score`` is a log-likelihood, which may be negative."""
+        tags = super().__sklearn_tags__()
+        tags.regressor_tags.poor_score = True
+        return tags
