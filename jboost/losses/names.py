@@ -182,7 +182,8 @@ def widen_loss(loss: Any, targets: Any, num_scores: int) -> Any:
     if columns > 1 and bare_loss(loss) is softmax:
         raise ValueError(
             f"y must hold one class in each row for losses.softmax, got {columns} "
-            "columns; for several labels in a row use losses.logistic"
+            "columns; for several labels in a row use losses.logistic, and for "
+            "probabilities of the classes optax.losses.softmax_cross_entropy"
         )
     if columns < 2 or not _has_one_score(loss):
         return loss

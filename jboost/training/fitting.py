@@ -168,7 +168,8 @@ def fit(
         "max"). For custom functions lower is better unless you pass (name, "max").
       progress: show a bar with time left and current losses.
       callbacks: one or several ``callback(round, history, model_so_far)``, called for
-        every round; return a true value to stop training after that round.
+        every round; return a true value to stop training after that round. Their
+        exceptions become a TrainingError, which holds the model so far.
       feature_names: F different names, kept in the model; a data frame has its own.
       implementation: "xla", "cpu" or "cuda", or None for the best where the program
         runs; all give the same model. See :func:`jboost.implementations`.

@@ -345,6 +345,8 @@ def _notify(run):
         if failures and not isinstance(failures[0], Exception):
             raise failures.pop()  # ctrl-C, or an exit
         what = "".join(f": {error!r}" for error in failures)
+        if len(answers) == 1:
+            what += "; to stop training without an error, return a true value"
         # Popped: its traceback holds this frame, and a cycle would keep the rows.
         raise TrainingError(
             f"a callback failed in round {number}{where}{what}", record, number
