@@ -224,9 +224,19 @@ PICTURES = {
 }
 
 
+def write_report() -> None:
+    """Writes the example of a report, which git ignores."""
+    model, history = train_homes()
+    x, y = make_homes()
+    path = FOLDER / "report.html"
+    jb.report(model, x[300:], y[300:], history=history, path=path, title="Rents")
+
+
 def draw_missing(anew: bool = False) -> None:
-    """Writes an SVG for each function above, unless it exists."""
+    """Writes an SVG for each function above and a report, unless they exist."""
     FOLDER.mkdir(exist_ok=True)
+    if anew or not (FOLDER / "report.html").exists():
+        write_report()
     matplotlib.use("Agg")
     # A fixed salt, and no date: equal pictures give equal files.
     style = {"svg.hashsalt": "jboost", "figure.facecolor": "white"}

@@ -102,6 +102,7 @@ from .model.predicting import (
 from .refitting.new_leaves import refit as refit
 from .refitting.refining import Refinement as Refinement
 from .refitting.refining import refine as refine
+from .reports.report import report as report
 from .selection.cross_validation import (
     CrossValidation as CrossValidation,
 )

@@ -242,7 +242,7 @@ def _read_constants(jaxpr, consts, is_input, found):
     """Collects closed-over arrays and float literals in :func:`_evaluate`'s order."""
     found.extend(consts)
     for equation in jaxpr.eqns:
-        inner = _inlined_body(equation)
+        inner = inlined_body(equation)
         for operand in equation.invars:
             if is_input(operand):
                 found.append(np.asarray(operand.val, operand.aval.dtype))
@@ -269,7 +269,7 @@ def _evaluate(jaxpr, hoisted, is_input, arguments):
     values.update(zip(jaxpr.invars, arguments, strict=True))
     for equation in jaxpr.eqns:
         inputs = [read(operand) for operand in equation.invars]
-        inner = _inlined_body(equation)
+        inner = inlined_body(equation)
         if inner is not None:
             outputs = _evaluate(inner.jaxpr, hoisted, is_input, inputs)
         else:
@@ -279,7 +279,7 @@ def _evaluate(jaxpr, hoisted, is_input, arguments):
     return [read(output) for output in jaxpr.outvars]
 
 
-def _inlined_body(equation):
+def inlined_body(equation):
     """Returns the closed jaxpr of a call that is inlined, otherwise None."""
     if equation.primitive.name not in _INLINED:
         return None

@@ -66,9 +66,8 @@ def learning_curve(
       >>> [line.get_label() for line in ax.get_lines()][:2]
       ['train', 'validation']
     """
-    _check(history, metric)
-    folds = isinstance(history, CrossValidation)
-    lines, widths, marked = (_read_folds if folds else _read_history)(history, metric)
+    check_history(history, metric)
+    lines, widths, marked = read_curves(history, metric)
     need_matplotlib()
     from matplotlib.ticker import MaxNLocator
 
@@ -107,7 +106,7 @@ def learning_curve(
     return ax
 
 
-def _check(history, metric):
+def check_history(history: Any, metric: str | None) -> None:
     """Checks that the history has rounds, and that it has the metric."""
     if not isinstance(history, History | CrossValidation):
         hint = ""
@@ -131,8 +130,19 @@ def _check(history, metric):
         )
 
 
+def read_curves(
+    history: History | CrossValidation, metric: str | None
+) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray], str | None]:
+    """Returns the curves by set, the widths of their bands, and the set of the best.
+
+    Histories have no bands. Bands of folds are one standard error wide on both sides.
+    """
+    if isinstance(history, CrossValidation):
+        return _read_folds(history, metric)
+    return _read_history(history, metric)
+
+
 def _read_history(history, metric):
-    """Returns {set: [R]}, no widths of bands, and the first validation set or None."""
     sets = history.validation_loss
     if sets is not None and not isinstance(sets, dict):
         sets = {UNNAMED: sets}

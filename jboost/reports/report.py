@@ -1,0 +1,286 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A page that shows a model: quality, features, trees, settings.
+
+quality      numbers and charts for the kind of loss
+contents     importance, SHAP values, columns, settings, warnings
+javascript   the trees as arrays, and the inverse link
+page.*       the page, which draws all of these in a browser
+trees.js     predictions there
+"""
+
+import html
+import json
+from collections.abc import Callable, Sequence
+from functools import partial
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import ArrayLike, Float, Shaped
+
+from jboost import losses
+from jboost.entry import checks
+from jboost.entry.decorators import fetch, on_host
+from jboost.entry.messages import show
+from jboost.losses.likelihoods import Likelihood
+from jboost.model.containers import replace_file
+from jboost.model.ensemble import Ensemble, Model, read_model
+from jboost.model.predicting import predict
+from jboost.model.preparing import check_columns
+from jboost.model.scores import transform_rows
+from jboost.plotting.curves import check_history, read_curves
+from jboost.reports import contents, quality
+from jboost.reports.javascript import clean, list_arrays, pack, write_link
+from jboost.selection.comparison import is_of_groups
+from jboost.selection.cross_validation import CrossValidation
+from jboost.tables.domains import check_domain
+from jboost.tables.frames import RowSource, read_frame, read_offset
+from jboost.tables.groups import make_groups
+from jboost.tables.sparse import is_sparse
+from jboost.tables.targets import check_targets, check_weights
+from jboost.training.record import History
+
+_MOST_BYTES = 1_500_000  # packed trees; the page has at most 2 MB
+_STARTS = 200  # rows that one can start from
+_MOST_CELLS = 100_000  # in these rows
+
+
+@on_host("call it with the trained model")
+def report(
+    model: Model,
+    x: Any,
+    y: Any,
+    loss: Callable[..., Any] | losses.Adaptive = losses.squared_error,
+    *,
+    history: History | CrossValidation | None = None,
+    path: str | Path = "report.html",
+    sample_weight: Shaped[ArrayLike, " N"] | None = None,
+    offset: Shaped[ArrayLike, "N *K"] | None = None,
+    groups: Any = None,
+    inverse_link: Callable[..., Any] | None = None,
+    class_names: Sequence[Any] | None = None,
+    title: str = "Model report",
+    seed: int = 0,
+) -> Path:
+    """Writes a page in HTML that shows a model: one file, which needs no network.
+
+    It has numbers and charts for the kind of loss: calibration, ROC and confusion of
+    classes; residuals of numbers; coverage of quantiles and distributions; NDCG of
+    ranking; concordance of survival. It shows which features matter (the rise of the
+    loss when a column is shuffled, SHAP values with interactions, the best and the
+    worst rows explained), the trees, and the settings. Sliders change the features of
+    a row, and the page computes the prediction, because it holds the trees.
+
+    The page holds values of up to 500 of the rows: do not publish it where these
+    must not be.
+
+    Args:
+      model: a model from :func:`jboost.fit`.
+      x, y: rows and targets, best held out from training, in any form that
+        :func:`jboost.fit` takes, except sparse matrices and streams.
+      loss: the loss that the model was trained with. It decides on the charts.
+      history: the history of training, or the result of :func:`jboost.cross_validate`,
+        for the curves and the settings that were chosen.
+      path: the file to write.
+      sample_weight, offset: the weights and offsets of the rows.
+      groups: the group of each row, for losses of groups.
+      inverse_link: the function of a row's score that gives the prediction, as for
+        :func:`jboost.predict`. None: that of the loss.
+      class_names: the names of the classes 0, 1, ...
+      title: the title of the page.
+      seed: the seed of the samples that are shown.
+
+    Returns:
+      The path.
+
+    Raises:
+      TypeError, ValueError: arguments are invalid or inconsistent.
+
+    Example:
+      >>> import pathlib, tempfile
+      >>> import numpy as np, jboost as jb
+      >>> x = np.random.default_rng(0).normal(size=(200, 3))
+      >>> y = x[:, 0] * x[:, 1]
+      >>> model, history = jb.fit(x[:150], y[:150], num_rounds=10)
+      >>> with tempfile.TemporaryDirectory() as folder:
+      ...     file = pathlib.Path(folder) / "report.html"
+      ...     path = jb.report(model, x[150:], y[150:], history=history, path=file)
+      ...     path.read_text()[:15]
+      '<!DOCTYPE html>'
+    """
+    ensemble = read_model(model)
+    if history is not None:
+        check_history(history, None)
+    checks.check_integer("seed", seed, least=0)
+    matrix, rows = _score(
+        ensemble, x, y, loss,
+        weights=sample_weight, offset=offset, groups=groups, link=inverse_link,
+        class_names=class_names,
+    )  # fmt: skip
+    if offset is not None:
+        offset = read_offset(offset, len(matrix), ensemble.num_scores)
+    explained = contents.explain(ensemble, rows, matrix, seed)
+    features = contents.list_features(ensemble, matrix, contents.find_used(ensemble))
+    data = dict(
+        subtitle=_describe(ensemble, rows),
+        quality=quality.judge(rows)._asdict(),
+        curves=_list_curves(history),
+        explained=explained,
+        shuffled=contents.shuffle(ensemble, matrix, rows, offset, seed),
+        features=features,
+        classes=rows.class_names,
+        settings=contents.list_settings(ensemble, history, loss),
+        versions=contents.list_versions(),
+        warnings=contents.list_warnings(features, history, rows),
+    )
+    trees, packed = _pack_model(ensemble, rows, matrix, offset, seed)
+    page = _fill_page(str(title), data | trees, packed)
+    path = Path(path)
+    replace_file(path, [page.encode()])
+    return path
+
+
+def _score(
+    model, x, y, loss, *, weights, offset, groups, link, class_names
+) -> tuple[Float[np.ndarray, "N F"], quality.Scored]:
+    """Checks the rows; returns their numbers, and the predictions for them."""
+    if is_sparse(x) or isinstance(x, RowSource):
+        raise TypeError(
+            "x must hold its rows as a dense table, at best some thousand held-out "
+            f"rows, got {type(x).__name__}; pass part of a sparse matrix as "
+            "x[:5000].toarray()"
+        )
+    frame = read_frame(x, "x", schema=model.schema, categorical=True)
+    matrix = np.asarray(frame.matrix)
+    check_columns(model, matrix.shape[1])
+    num_rows, num_scores = len(matrix), model.num_scores
+    if weights is None:
+        weights = np.ones(num_rows, np.float32)
+    weights = np.asarray(check_weights(weights, num_rows, "sample_weight"))
+    if not weights.any():
+        raise ValueError("sample_weight must be positive for a row, got zeros only")
+    targets = fetch(check_targets(y, num_rows, weights, "y"))
+    check_domain(loss, targets, weights, num_scores, "y")
+    link = _find_link(loss) if link is None else link
+    checks.check_link(link, model.init_score.shape)
+    scores = predict(model, x, offset=offset)
+    predicted = fetch(transform_rows(link, scores))
+    scores = np.asarray(scores)
+    row_losses, start = None, None
+    if is_of_groups(loss, groups, y, num_scores):
+        groups = make_groups("all" if groups is None else groups)
+    else:
+        first = np.broadcast_to(np.asarray(model.init_score), scores.shape)
+        if offset is not None:
+            first = first + np.asarray(offset).reshape(scores.shape)
+        measure = partial(quality.find_row_losses, loss)
+        row_losses = measure(scores, targets, weights, num_scores)
+        before = measure(np.float32(first), targets, weights, num_scores)
+        start = float(np.average(before, weights=weights))
+    names = _check_class_names(class_names, max(num_scores, 2))
+    return matrix, quality.Scored(
+        loss, link, scores, predicted, targets, weights, row_losses, start, groups,
+        names,
+    )  # fmt: skip
+
+
+def _check_class_names(names, count):
+    if names is None:
+        return None
+    if isinstance(names, str) or len(names) != count:
+        raise ValueError(f"class_names must be {count} names, got {show(names)}")
+    return [str(name) for name in names]
+
+
+def _find_link(loss):
+    bare = losses.bare_loss(loss)
+    if isinstance(bare, Likelihood):
+        return bare.make_distribution
+    return losses.inverse_link(loss)
+
+
+def _describe(model, rows):
+    name = getattr(losses.bare_loss(rows.loss), "__name__", "a loss of its own")
+    scores = "" if model.num_scores == 1 else f" of {model.num_scores} scores"
+    count = f"{len(rows.weights):,} rows and {model.num_features:,} features"
+    return f"{name}: {model.num_rounds:,} rounds{scores}, shown on {count}"
+
+
+def _list_curves(history):
+    """Returns a chart of the loss, and one of each metric."""
+    if history is None:
+        return []
+    names: Any = history.metrics
+    if isinstance(history, History):
+        names = {name: None for found in names.values() for name in found}
+    charts = []
+    for metric in (None, *names):
+        lines, widths, marked = read_curves(history, metric)
+        series = []
+        for name, values in lines.items():
+            line = dict(name=name, y=np.asarray(values, float), dashed=name == "train")
+            if name in widths:
+                line |= dict(low=values - widths[name], high=values + widths[name])
+            series.append(line)
+        label = quality.title(metric or "loss")
+        best = history.best_round if marked is not None else -1
+        charts.append(
+            dict(
+                type="lines", title=f"{label} by round", series=series,
+                x=list(range(len(series[0]["y"]))), x_label="round", y_label=label,
+                mark=None if best < 0 else dict(x=best, text=f"best round {best}"),
+            )
+        )  # fmt: skip
+    return charts
+
+
+def _pack_model(model: Ensemble, rows, matrix, offset, seed):
+    """Returns the facts about the trees, and the trees as text, "" if they do not fit.
+
+    ``what_if`` is a sentence that says why there are no predictions, or "".
+    """
+    count = max(1, min(len(matrix), _STARTS, _MOST_CELLS // max(matrix.shape[1], 1)))
+    starts = np.sort(np.random.default_rng(seed).permutation(len(matrix))[:count])
+    link = write_link(rows.link, model.num_scores)
+    reason = ""
+    if model.wide_threshold is not None:
+        reason = "The model compares some columns in float64."
+    shared = model.num_scores if model.shares_structure else 1
+    facts = dict(
+        num_scores=model.num_scores, per_leaf=shared, num_rounds=model.num_rounds,
+        words=0 if model.left_codes is None else model.left_codes.shape[-1],
+        levels=0 if model.categories is None else model.categories.codes.shape[-1],
+        terms=0 if model.slopes is None else model.slopes.feature.shape[-1],
+        single=model.init_score.ndim == 0, starts=starts,
+        link=None if link is None else link._asdict(),
+    )  # fmt: skip
+    arrays = list_arrays(model) if model.num_rounds and not reason else {}
+    if not model.num_rounds:
+        reason = "The model has no trees."
+    if arrays:
+        arrays["rows"] = np.asarray(matrix[starts], np.float32)
+        given = 0 if offset is None else np.asarray(offset)[starts]
+        shape = (count, model.num_scores)
+        arrays["offset"] = np.array(np.broadcast_to(given, shape), np.float32)
+    packed = pack(arrays) if arrays else ""
+    if len(packed) > _MOST_BYTES:
+        size = f"{len(packed) / 1e6:.1f} MB"
+        reason, packed = f"The trees are too large for this page ({size}).", ""
+    return dict(model=facts, what_if=reason), packed
+
+
+def _fill_page(title, data, packed):
+    folder = files("jboost.reports")
+    parts = {
+        "TITLE": html.escape(title),
+        "STYLE": folder.joinpath("page.css").read_text(),
+        "DATA": json.dumps(clean(data), separators=(",", ":")).replace("<", "\\u003c"),
+        "MODEL": packed,
+        "TREES": folder.joinpath("trees.js").read_text(),
+        "SCRIPT": folder.joinpath("page.js").read_text(),
+    }
+    page = folder.joinpath("page.html").read_text()
+    # Split first, because the parts may hold the names of places.
+    pieces = page.split("@@")
+    return "".join(parts.get(piece, piece) for piece in pieces)
