@@ -213,8 +213,3 @@ def find_slope(few: Sequence[float], many: Sequence[float], between: int) -> Slo
     """
     value = float(np.median(many) - np.median(few)) / between
     return Slope(value, float(np.ptp(few) + np.ptp(many)) / between)
-
-
-def format_number(value: float | None, form: str, missing: str = "below noise") -> str:
-    """Returns a number in a format such as "8.3f", or a text if it is None."""
-    return missing if value is None else f"{value:{form}}"

@@ -308,59 +308,6 @@ def test_slopes_above_noise_are_positive_in_every_turn():
     assert found > 200
 
 
-def make_turns(libraries, cost):
-    """Readings of one sparse run each, in which xgboost takes no time at all."""
-    turns = []
-    for density, entries in ((0.01, 100), (0.1, 1000)):
-        for library in libraries:
-            tree = 0 if library == "xgboost" else cost * entries
-            many = [3.0 + 10 * tree, 2.9 + 10 * tree]
-            turns.append(
-                dict(library=library, density=density, entries=entries, few=[3.0, 3.1],
-                     many=many, first=3.0, predict=1.0, megabytes=1.0, mse=1.0)
-            )  # fmt: skip
-    return turns
-
-
-def test_sparse_says_what_is_below_noise_and_draws_the_rest(tmp_path, capsys):
-    sparse = importlib.import_module("sparse")
-    turns = make_turns(sparse.LIBRARIES, 0.01)
-    summary = [row for d in (0.01, 0.1) for row in sparse.summarize(turns, d, 10)]
-    sparse.print_table(summary)
-    table = capsys.readouterr().out.splitlines()
-    rows = [line for line in table if "xgboost" in line]
-    assert len(rows) == 2 and all("below noise" in line for line in rows)
-    assert "-0." not in "".join(table)
-    for row in summary:
-        alone = row["library"] == "xgboost"
-        assert (row["per_tree"] is None) == (row["ratio"] is None) == alone
-        if not alone:
-            assert row["ratio"] == 1
-    drawn = {}
-    sparse.save_figure = lambda figure, path: drawn.update(
-        {line.get_label(): line.get_ydata() for line in figure.axes[0].get_lines()}
-    )
-    sparse.draw(summary, tmp_path / "sparse.png")
-    labels = {label.split()[0]: label for label in drawn}
-    assert "below noise at 1.00%, 10.00%" in labels["xgboost"]
-    assert [len(drawn[labels[name]]) for name in sparse.LIBRARIES] == [2, 0, 2]
-    assert "below noise beside xgboost" in sparse.conclude(summary)
-
-
-def test_importance_keeps_columns_of_text(tmp_path, monkeypatch, capsys):
-    importance = importlib.import_module("importance")
-    path = tmp_path / "table.csv"
-    path.write_text(
-        "town,rooms,y\n" + "Rome,1,2\nParis,2,3\nRome,,1\n" * 2 + "Bonn,1,\n"
-    )
-    x, y = importance.read_table(path, "y")
-    assert [*x.columns] == ["town", "rooms"] and len(x) == len(y) == 6
-    assert "town" in capsys.readouterr().out
-    for target in ("town", "z"):
-        with pytest.raises(SystemExit, match=f"--target .*'{target}'"):
-            importance.read_table(path, target)
-
-
 def test_shared_trees_are_compared_and_kept(tmp_path, monkeypatch, capsys):
     """Fits that are kept are not repeated; tables of several runs are put together."""
     script = importlib.import_module("shared_trees")
