@@ -207,7 +207,7 @@ def make_rows(number):
 def parse():
     """Returns the options of the command line."""
     parser = make_parser(__doc__)
-    parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--kills", type=int, default=4)
     parser.add_argument("--processes", type=int, nargs="+", default=[4, 2, 1])
     parser.add_argument("--rows", type=int, default=20_000)
     parser.add_argument("--rounds", type=int, default=400)

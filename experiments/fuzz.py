@@ -183,7 +183,7 @@ def repeat(target, number):
 def parse():
     """Returns the options of the command line."""
     parser = make_parser(__doc__)
-    parser.add_argument("--minutes", type=float, default=60)
+    parser.add_argument("--minutes", type=float, default=4)
     parser.add_argument("--only", nargs="+", metavar="TARGET", help="targets to run")
     parser.add_argument(
         "--thorough", type=float, default=0.1,

@@ -403,7 +403,7 @@ def make_rows():
 def parse():
     """Returns the options of the command line."""
     parser = make_parser(__doc__)
-    parser.add_argument("--kills", type=int, default=200)
+    parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--rounds", type=int, default=300)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
