@@ -182,8 +182,8 @@ def judge(y, loss, predicted, scores, **others):
     losses = np.ones(len(scores), np.float32)
     return quality.judge(
         quality.Scored(
-            loss, link, scores, predicted, y, weights, losses, 2.0,
-            others.get("groups"), None,
+            loss, link, scores, predicted, y, weights, None, np.arange(len(y)),
+            losses, 2.0, others.get("groups"), None,
         )
     )  # fmt: skip
 
@@ -263,13 +263,15 @@ def test_ranking_and_survival():
     groups = jb.make_groups(np.repeat(np.arange(12), 10))
     rows = quality.Scored(
         jb.losses.lambda_rank, None, scores, scores, relevance,
-        np.ones(120, np.float32), None, None, groups, None,
+        np.ones(120, np.float32), None, np.arange(120), None, None, groups, None,
     )  # fmt: skip
     chart = quality.judge(rows).charts[0]
     np.testing.assert_allclose(chart["series"][0]["y"], 1.0, rtol=1e-5)
     assert np.all(np.array(chart["series"][1]["y"]) < 0.95)
     targets = dict(time=np.exp(-scores), event=np.ones(120, np.int32))
-    judged = quality.judge(rows._replace(targets=targets, loss=jb.losses.cox))
+    judged = quality.judge(
+        rows._replace(targets=targets, loss=jb.losses.cox, groups=jb.make_groups("all"))
+    )
     assert judged.numbers == [("Concordance index", 1.0)]
     lowest, *_, highest = judged.charts[0]["series"]
     assert np.all(np.array(lowest["y"]) >= np.array(highest["y"]))
@@ -321,6 +323,55 @@ def test_models_of_other_kinds(tmp_path):
         assert json.loads(read_part(path, "data"))["quality"]["kind"] == "numbers"
 
 
+def test_rows_without_weight_count_nowhere(tmp_path):
+    """Whatever their targets are, also where an offset is given."""
+    y, loss, _ = CASES["two classes"]
+    offset, weights = np.full(N, 0.5, np.float32), np.ones(N, np.float32)
+    model, _ = jb.fit(X, y, loss, offset=offset, **FEW)
+    weights[::3], kept = 0, np.arange(N) % 3 > 0
+    target = np.where(kept, y, np.nan).astype(np.float32)
+    pages = []
+    for rows, own in ((np.full(N, True), weights), (kept, None)):
+        path = tmp_path / f"{len(pages)}.html"
+        given = dict(sample_weight=own, offset=offset[rows], path=path)
+        jb.report(model, X[rows], target[rows], loss, **given)
+        pages.append(json.loads(read_part(path, "data")))
+    for part in ("quality", "shuffled", "warnings"):
+        assert pages[0][part] == pages[1][part]
+    numbers = [page["explained"]["examples"][0]["row"] for page in pages]
+    assert np.flatnonzero(kept)[numbers[1]] == numbers[0]
+    row = pages[1]["explained"]["examples"][0]
+    total = row["base"] + row["offset"] + sum(row["shap"])
+    assert total == pytest.approx(row["score"], abs=1e-4)
+
+
+def test_values_keep_their_digits(tmp_path):
+    """Days and years are shown as they are, and so are the thresholds of trees."""
+    days = np.float32(738000 + np.arange(90))[:, None]
+    model, _ = jb.fit(days, np.sqrt(days[:, 0] - 737999), **FEW)
+    path = jb.report(model, days, days[:, 0], path=tmp_path / "page.html")
+    data = json.loads(read_part(path, "data"))
+    assert (data["features"][0]["low"], data["features"][0]["high"]) == (738000, 738089)
+    assert {row["values"][0] for row in data["explained"]["examples"]} <= {*days[:, 0]}
+
+
+def test_own_distributions_and_models_without_splits(tmp_path):
+    class Exponential:
+        def __init__(self, score):
+            self.rate = jnp.exp(score)
+
+        def log_prob(self, value):
+            return jnp.log(self.rate) - self.rate * value
+
+    loss, y = jb.losses.likelihood(Exponential), np.abs(NOISY)
+    model, _ = jb.fit(X, y, loss, **FEW)
+    path = jb.report(model, X, y, loss, path=tmp_path / "own.html")
+    assert json.loads(read_part(path, "data"))["quality"]["kind"] == "a loss of its own"
+    flat = np.zeros((N, 2), np.float32)
+    model, _ = jb.fit(flat, y, num_rounds=2)
+    jb.report(model, flat, y, path=tmp_path / "flat.html")
+
+
 def test_bad_arguments(tmp_path):
     model, history = train("two classes")
     y, loss, _ = CASES["two classes"]
@@ -335,8 +386,11 @@ def test_bad_arguments(tmp_path):
         make(model, X, y, loss, class_names=["a", "b", "c"])
     with pytest.raises(ValueError, match=r"y must have 300 rows"):
         make(model, X, y[:5], loss)
-    with pytest.raises(FileNotFoundError):
-        jb.report(model, X, y, loss, path=tmp_path / "missing" / "page.html")
+    for path in (tmp_path, tmp_path / "missing" / "page.html"):
+        with pytest.raises(FileNotFoundError, match="path must be a file in a folder"):
+            jb.report(model, X, y, loss, path=path)
+    with pytest.raises(ValueError, match="groups must be given"):
+        make(model, X, CLASS, jb.losses.lambda_rank)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -365,7 +419,7 @@ def open_page(browser, path, width, scheme):
     page.on("console", lambda message: page.problems.append(message.text))
     page.on("pageerror", lambda error: page.problems.append(str(error)))
     page.goto(path.as_uri())
-    page.evaluate("jboost.ready")
+    page.evaluate("report.ready")
     page.wait_for_timeout(200)
     return page
 
@@ -386,12 +440,12 @@ def test_what_if_by_keyboard(browser, pages):
     page.get_by_role("slider", name="age").focus()
     page.keyboard.press("Home")
     page.get_by_role("combobox", name="city").select_option("Paris")
-    shown = float(page.locator("#whatif .answer td").nth(1).inner_text())
+    shown = float(page.locator("#whatif .answer tbody td").nth(1).inner_text())
     changed = row.assign(age=X.age.min(), city="Paris")
     link = jax.nn.sigmoid
     expected = jb.predict(train("two classes")[0], changed, inverse_link=link)
     np.testing.assert_allclose(shown, expected[0], rtol=1e-4)
     page.get_by_role("slider", name="Round").focus()
     page.keyboard.press("ArrowRight")
-    assert page.locator("#trees h3").inner_text() == "Round 1 of 4"
+    assert page.locator("#trees h3").inner_text() == "Round 1 (0 to 3)"
     assert page.problems == []

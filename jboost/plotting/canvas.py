@@ -85,9 +85,14 @@ def colors(count: int) -> list[Any]:
 
 def label_features(names: Sequence[str] | None, num_features: int) -> list[str]:
     """Returns shortened feature names, or x0, x1, ... if there are none."""
+    return [shorten(name) for name in name_features(names, num_features)]
+
+
+def name_features(names: Sequence[str] | None, num_features: int) -> list[str]:
+    """Returns feature names, or x0, x1, ... if there are none."""
     if names is None or tuple(names) == tuple(map(str, range(num_features))):
         return [f"x{number}" for number in range(num_features)]
-    return [shorten(str(name)) for name in names]
+    return list(map(str, names))
 
 
 def shorten(text: str, longest: int = _LONGEST) -> str:

@@ -17,6 +17,7 @@ from jboost.entry.importing import read_version
 from jboost.explanation.importance import permutation_importance
 from jboost.explanation.shap import shap_interactions, shap_values
 from jboost.model.ensemble import Ensemble
+from jboost.plotting.canvas import name_features
 from jboost.reports.quality import Scored
 from jboost.training.record import History
 from jboost.trees.tree import NO_TERM
@@ -30,6 +31,8 @@ _EXTREMES = 3  # the best rows, and as many of the worst
 _REPEATS = 5  # shuffles of a column
 _SHUFFLED = 2**18  # predictions of one repeat
 _BINS = 12
+_MOST_LEVELS = 200  # categories with names in the page
+_NOTABLE = 1e-4  # relative difference of losses
 _OVERFIT = 2.0  # times the training loss
 _SELDOM = 0.9  # share of missing cells
 
@@ -40,7 +43,8 @@ def list_features(
     """Describes each column: its values, and whether the model uses it."""
     named = model.categories
     features = []
-    for index, name in enumerate(name_features(model)):
+    names = name_features(model.feature_names, model.num_features)
+    for index, name in enumerate(names):
         column = matrix[:, index]
         known = column[~np.isnan(column)]
         feature: dict[str, Any] = dict(
@@ -51,12 +55,16 @@ def list_features(
             codes = np.asarray(named.codes)[place]
             values = None if named.values is None else named.values[place]
             levels = len(codes) if values is None else len(values)
-            counts = np.bincount(known.astype(int), minlength=levels)[:levels]
-            names = list(range(levels)) if values is None else list(values)
+            inside = known[(known >= 0) & (known < levels)].astype(int)
+            counts = np.bincount(inside, minlength=levels)
+            kept = np.sort(np.argsort(-counts, kind="stable")[:_MOST_LEVELS])
+            named_values = range(levels) if values is None else values
             feature |= dict(
-                levels=[str(each) for each in names], counts=counts, category=place
-            )
-        elif len(known):
+                levels=[str(named_values[each]) for each in kept], codes=kept,
+                counts=counts[kept], category=place, num_levels=levels,
+            )  # fmt: skip
+        elif np.isfinite(known).any():
+            known = known[np.isfinite(known)]
             low, high = float(known.min()), float(known.max())
             edges = np.linspace(low, high, _BINS + 1) if high > low else [low, low + 1]
             feature |= dict(
@@ -66,14 +74,6 @@ def list_features(
             )  # fmt: skip
         features.append(feature)
     return features
-
-
-def name_features(model: Ensemble) -> list[str]:
-    """Returns the names of the columns, or x0, x1, ..."""
-    names = model.feature_names
-    if names is None or names == tuple(map(str, range(model.num_features))):
-        return [f"x{number}" for number in range(model.num_features)]
-    return [str(name) for name in names]
 
 
 def find_used(model: Ensemble) -> Int[np.ndarray, " U"]:
@@ -90,11 +90,16 @@ def find_used(model: Ensemble) -> Int[np.ndarray, " U"]:
 
 
 def explain(
-    model: Ensemble, rows: Scored, matrix: Float[np.ndarray, "N F"], seed: int
+    model: Ensemble,
+    rows: Scored,
+    matrix: Float[np.ndarray, "N F"],
+    by_class: bool,
+    seed: int,
 ) -> dict[str, Any] | str:
     """Returns SHAP values of a sample, of the best and of the worst rows.
 
-    Where the model does not hold the cover of its leaves, it returns the reason.
+    ``by_class``: rows are explained by the score of their class. Where the model does
+    not hold the cover of its leaves, it returns the reason.
     """
     if model.sums is None or not model.num_rounds:
         return "The model does not hold the weights of its leaves, or has no trees."
@@ -119,7 +124,7 @@ def explain(
         values=matrix[np.ix_(sample, top)].T,
         shap=np.moveaxis(inside[:, top, :scores], 2, 0).transpose(0, 2, 1),
         examples=[
-            _describe_row(rows, row, outside[number], base, matrix[row])
+            _describe_row(rows, row, outside[number], base, matrix[row], by_class)
             for number, row in enumerate(extremes)
         ],
     )  # fmt: skip
@@ -131,23 +136,23 @@ def _find_extremes(rows):
     if key is None:
         key = rows.scores if rows.scores.ndim == 1 else rows.scores[:, 0]
     order = np.argsort(key, kind="stable")
-    order = order[rows.weights[order] > 0]
     count = min(_EXTREMES, len(order) // 2)
     return np.concatenate([order[::-1][:count], order[:count]])
 
 
-def _describe_row(rows, row, shap, base, values):
+def _describe_row(rows, row, shap, base, values, by_class):
     """Explains the score of a row: that of its class, where there are several."""
     target = jax.tree.map(lambda leaf: np.asarray(leaf)[row].tolist(), rows.targets)
-    score = 0
-    if shap.shape[1] > 1 and isinstance(target, int) and target < shap.shape[1]:
-        score = target
+    score = int(target) if by_class and shap.shape[1] > 1 else 0
+    offset = 0.0 if rows.offset is None else float(rows.offset[row, score])
     own = shap[:, score]
     top = np.argsort(-np.abs(own), kind="stable")[:8]
     scores = rows.scores[row].reshape(-1)
     return dict(
-        row=int(row), score=float(scores[score]), number=score, base=float(base[score]),
-        target=str(target), features=top, shap=own[top], values=values[top],
+        row=rows.numbers[row], score=float(scores[score]), number=score,
+        base=float(base[score]), offset=offset,
+        target=target if isinstance(target, int | float) else str(target),
+        features=top, shap=own[top], values=values[top],
         loss=None if rows.row_losses is None else float(rows.row_losses[row]),
     )  # fmt: skip
 
@@ -173,7 +178,6 @@ def shuffle(
     model: Ensemble,
     matrix: Float[np.ndarray, "N F"],
     rows: Scored,
-    offset: Any,
     seed: int,
 ) -> dict[str, Any] | None:
     """Returns by how much the loss rises when a column is shuffled; None for groups."""
@@ -182,13 +186,16 @@ def shuffle(
     used, num_rows = max(len(find_used(model)), 1), len(rows.weights)
     count = min(num_rows, max(200, _SHUFFLED // used))
     some = np.sort(np.random.default_rng(seed).permutation(num_rows)[:count])
-    if not np.isfinite(rows.row_losses[some]).all() or not rows.weights[some].any():
+    if not np.isfinite(rows.row_losses[some]).all():
         return None
+    offset = rows.offset
+    if offset is not None:
+        offset = offset[some].reshape(rows.scores[some].shape)
     targets = jax.tree.map(lambda leaf: leaf[some], rows.targets)
     found = permutation_importance(
         model, matrix[some], targets, rows.loss,
         sample_weight=rows.weights[some], num_repeats=_REPEATS, seed=seed,
-        offset=None if offset is None else offset[some],
+        offset=offset,
     )  # fmt: skip
     order = np.argsort(-found.values, kind="stable")[: 2 * SHOWN]
     order = order[found.values[order] != 0]
@@ -237,7 +244,7 @@ def list_versions() -> list[tuple[str, str]]:
 
 
 def list_warnings(
-    features: Sequence[dict[str, Any]], history: Any, rows: Scored
+    model: Ensemble, features: Sequence[dict[str, Any]], history: Any, rows: Scored
 ) -> list[str]:
     """Returns sentences about figures that look doubtful."""
     found = []
@@ -254,18 +261,23 @@ def list_warnings(
         mean = np.average(rows.row_losses, weights=rows.weights)
         if not np.isfinite(mean):
             found.append("The loss of some rows is not finite.")
-        elif mean > rows.start_loss:
+        elif mean - rows.start_loss > _NOTABLE * abs(rows.start_loss):
             found.append("On these rows the initial score alone has a lower loss.")
         heavy = rows.row_losses * rows.weights
         share = np.sort(heavy)[::-1][: max(1, len(heavy) // 100)].sum()
         if len(heavy) >= 100 and share > 0.5 * heavy.sum() > 0:
             found.append("One row in a hundred makes more than half of the loss.")
     if isinstance(history, History) and len(history.train_loss):
-        found += _judge_history(history)
+        found += _judge_history(history, model)
     return found
 
 
-def _judge_history(history):
+def _judge_history(history, model):
+    start = np.asarray(history.choices.get("init_score", model.init_score))
+    if np.shape(start) != np.shape(model.init_score) or not np.allclose(
+        start, model.init_score, rtol=1e-4, atol=1e-6
+    ):
+        return ["The history may be that of another model: its initial score differs."]
     last = len(history.train_loss) - 1
     sets = history.validation_loss
     if sets is None:

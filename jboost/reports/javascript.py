@@ -288,12 +288,17 @@ def _show(entry: Any) -> str:
     return repr(number) if number >= 0 else f"({number!r})"
 
 
-def clean(value: Any) -> Any:
+# Values of rows, with all digits of float32.
+_EXACT = ("low", "high", "middle", "values", "x", "y", "target", "score")
+
+
+def clean(value: Any, digits: int = 5) -> Any:
     """Returns plain values for JSON: short numbers, None for those not finite."""
     if isinstance(value, dict):
-        return {str(key): clean(each) for key, each in value.items()}
+        pairs = ((key, 9 if key in _EXACT else digits) for key in value)
+        return {str(key): clean(value[key], number) for key, number in pairs}
     if isinstance(value, np.ndarray | list | tuple | Iterator):
-        return [clean(each) for each in value]
+        return [clean(each, digits) for each in value]
     if isinstance(value, float | np.floating):
-        return float(f"{value:.5g}") if math.isfinite(value) else None
+        return float(f"{value:.{digits}g}") if math.isfinite(value) else None
     return value.item() if isinstance(value, np.generic) else value

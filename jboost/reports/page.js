@@ -31,10 +31,25 @@ function draw(tag, attributes = {}, ...children) {
 function show(value, digits = 4) {
   if (value == null || Number.isNaN(value)) return "–";
   if (typeof value !== "number") return String(value);
-  if (Number.isInteger(value) && Math.abs(value) < 1e6) return String(value);
   const size = Math.abs(value);
-  if (size >= 1e6 || size < 1e-4) return value.toExponential(digits - 2);
-  return String(Number(value.toPrecision(digits)));
+  if (size >= 1e12 || (size < 1e-4 && size > 0)) return value.toExponential(digits - 2);
+  if (size < 1e4) return String(Number(value.toPrecision(Math.max(digits, Number.isInteger(value) ? 5 : 0))));
+  return value.toLocaleString("en", { maximumFractionDigits: Math.max(0, digits - Math.ceil(Math.log10(size))) });
+}
+
+const pen = document.createElement("canvas").getContext("2d");
+
+/** The width of a text in a chart, in pixels. */
+function measure(text, size = 12) {
+  pen.font = `${size}px ${getComputedStyle(document.body).fontFamily}`;
+  return pen.measureText(text).width;
+}
+
+/** Cuts the middle of a text until it fits. */
+function fit(text, width, size = 12) {
+  let most = String(text).length;
+  while (most > 3 && measure(cut(text, most), size) > width) most--;
+  return cut(text, most);
 }
 
 function cut(text, most = 22) {
@@ -44,8 +59,15 @@ function cut(text, most = 22) {
   return text.slice(0, most - 1 - end) + "…" + text.slice(text.length - end);
 }
 
-const compact = new Intl.NumberFormat("en", { notation: "compact", maximumSignificantDigits: 3 });
-const showTick = (value) => (Math.abs(value) >= 1e4 ? compact.format(value) : show(value));
+/** Shows ticks so that neighbors differ. */
+function showTicks(marks) {
+  const size = Math.max(...marks.map(Math.abs), 0), step = marks.length > 1 ? marks[1] - marks[0] : size;
+  if (size < 1e4) return marks.map((mark) => show(mark, 6));
+  const unit = 10 ** (3 * Math.floor(Math.log10(size) / 3));
+  const digits = Math.min(9, Math.max(0, Math.ceil(-Math.log10(step / unit) - 1e-9)));
+  const format = new Intl.NumberFormat("en", { notation: "compact", maximumFractionDigits: digits });
+  return marks.map((mark) => format.format(mark));
+}
 
 const finite = (values) => values.filter((value) => Number.isFinite(value));
 
@@ -54,7 +76,10 @@ function span(values, always = []) {
   let low = Infinity, high = -Infinity;
   for (const value of all) { low = Math.min(low, value); high = Math.max(high, value); }
   if (low > high) return [0, 1];
-  if (low === high) { const pad = Math.abs(low) / 10 || 1; return [low - pad, high + pad]; }
+  if (high - low <= 1e-9 * Math.max(Math.abs(low), Math.abs(high))) {
+    const pad = Math.abs(low) / 10 || 1;
+    return [low - pad, high + pad];
+  }
   return [low, high];
 }
 
@@ -63,7 +88,7 @@ function ticks([low, high], most) {
   const power = 10 ** Math.floor(Math.log10(rough));
   const step = power * [1, 2, 5, 10].find((factor) => factor * power >= rough * 0.999);
   const found = [];
-  for (let i = Math.ceil(low / step - 1e-9); i * step <= high + step * 1e-9; i++) {
+  for (let i = Math.ceil(low / step - 1e-9); i * step <= high + step * 1e-9 && found.length < 50; i++) {
     found.push(Number((i * step).toPrecision(12)));
   }
   return found;
@@ -93,25 +118,22 @@ function card(title, paint, { wide = false, legend = null, table = null, label =
 }
 
 function frame(width, height, xs, ys, spec) {
-  const left = 52, right = 12, top = 8, bottom = 40;
+  const rows = ticks(ys, 5), shown = showTicks(rows);
+  const left = 26 + Math.max(...shown.map((text) => measure(text)), 8), right = 12, top = 8, bottom = 40;
   const x = (v) => left + ((v - xs[0]) / (xs[1] - xs[0])) * (width - left - right);
   const y = (v) => height - bottom - ((v - ys[0]) / (ys[1] - ys[0])) * (height - top - bottom);
   const svg = draw("svg", { viewBox: `0 0 ${width} ${height}`, width, height });
-  for (const tick of ticks(ys, 5)) {
-    svg.append(draw("line", { class: "axis", x1: left, x2: width - right, y1: y(tick), y2: y(tick) }));
-    svg.append(draw("text", { x: left - 6, y: y(tick) + 4, "text-anchor": "end" }, showTick(tick)));
-  }
-  const named = spec.x_names;
-  const marks = named ? named.map((_, i) => i) : ticks(xs, Math.min(7, width / 70));
-  const every = Math.ceil(marks.length / Math.max(1, Math.floor(width / 60)));
-  for (const tick of marks.filter((_, i) => i % every === 0)) {
-    const text = named ? cut(named[tick], 9) : showTick(tick);
-    svg.append(draw("text", { x: x(tick), y: height - bottom + 16, "text-anchor": "middle" }, text));
-  }
+  rows.forEach((tick, i) => svg.append(
+    draw("line", { class: "axis", x1: left, x2: width - right, y1: y(tick), y2: y(tick) }),
+    draw("text", { x: left - 6, y: y(tick) + 4, "text-anchor": "end" }, shown[i])));
+  const named = spec.x_names, marks = named ? named.map((_, i) => i) : ticks(xs, Math.min(7, width / 75));
+  const texts = named ? named.map((name) => fit(name, (width - left) / named.length - 6)) : showTicks(marks);
+  marks.forEach((tick, i) => svg.append(
+    draw("text", { x: x(tick), y: height - bottom + 16, "text-anchor": "middle" }, texts[i], named ? draw("title", {}, named[tick]) : null)));
   svg.append(
-    draw("text", { x: (left + width - right) / 2, y: height - 6, "text-anchor": "middle" }, cut(spec.x_label ?? "", Math.floor(width / 7))),
+    draw("text", { x: (left + width - right) / 2, y: height - 6, "text-anchor": "middle" }, fit(spec.x_label ?? "", width - left)),
     draw("text", { transform: `translate(11 ${(top + height - bottom) / 2}) rotate(-90)`, "text-anchor": "middle" },
-      cut(spec.y_label ?? "", 40)),
+      fit(spec.y_label ?? "", height - bottom)),
   );
   if (spec.diagonal) {
     const low = Math.max(xs[0], ys[0]), high = Math.min(xs[1], ys[1]);
@@ -174,8 +196,9 @@ function paintIntervals(spec, width) {
   return svg;
 }
 
-const mix = (share) =>
-  share == null ? "var(--soft)" : `color-mix(in oklab, var(--b) ${Math.round(share * 100)}%, var(--a))`;
+/** The look of a point by the rank of a value; without a rank it is hollow. */
+const look = (share) => share == null ? { fill: "none", stroke: "var(--soft)" }
+  : { fill: `color-mix(in oklab, var(--b) ${Math.round(share * 100)}%, var(--a))` };
 
 function paintPoints(spec, width) {
   const height = Math.min(300, 170 + width / 4);
@@ -186,27 +209,24 @@ function paintPoints(spec, width) {
   spec.x.forEach((v, i) => {
     if (v == null || spec.y[i] == null) return;
     svg.append(draw("circle", { cx: x(v).toFixed(1), cy: y(spec.y[i]).toFixed(1), r: 2.6, opacity: 0.6,
-      fill: spec.shares ? mix(spec.shares[i]) : COLORS[0] }));
+      ...(spec.shares ? look(spec.shares[i]) : { fill: COLORS[0] }) }));
   });
   return svg;
 }
 
 function paintBars(spec, width) {
-  const label = Math.min(width * 0.42, 180), line = 24, bottom = 40;
+  const label = Math.min(width * 0.46, 14 + Math.max(...spec.labels.map((name) => measure(name)), 20)), line = 24, bottom = 40;
   const height = spec.labels.length * line + bottom;
   const error = spec.error ?? spec.values.map(() => 0);
   const xs = span([...spec.values.map((v, i) => v - error[i]), ...spec.values.map((v, i) => v + error[i])], [0, spec.level ?? 0]);
   const x = (v) => label + ((v - xs[0]) / (xs[1] - xs[0])) * (width - label - 58);
   const svg = draw("svg", { viewBox: `0 0 ${width} ${height}`, width, height });
-  for (const tick of ticks(xs, width / 110)) {
-    svg.append(draw("line", { class: "axis", x1: x(tick), x2: x(tick), y1: 0, y2: height - bottom + 3 }),
-      draw("text", { x: x(tick), y: height - bottom + 17, "text-anchor": "middle" }, showTick(tick)));
-  }
-  svg.append(draw("text", { x: (label + width) / 2, y: height - 5, "text-anchor": "middle" }, cut(spec.x_label ?? "", Math.floor((width - label) / 6.5))));
+  grow(svg, xs, x, width, height, bottom, spec.x_label ?? "", label);
+  if (spec.level) svg.append(draw("line", { class: "guide", x1: x(spec.level), x2: x(spec.level), y1: 0, y2: height - bottom }));
   spec.labels.forEach((name, i) => {
     const value = spec.values[i], low = Math.min(0, value), high = Math.max(0, value), middle = i * line + line / 2;
     svg.append(
-      draw("text", { class: "strong", x: label - 8, y: middle + 4, "text-anchor": "end" }, cut(name, Math.floor(label / 7)), draw("title", {}, name)),
+      draw("text", { class: "strong", x: label - 8, y: middle + 4, "text-anchor": "end" }, spec.ends ? fit(name.slice(0, -spec.ends[i].length), label - 10 - measure(spec.ends[i])) + spec.ends[i] : fit(name, label - 8), draw("title", {}, name)),
       draw("rect", { x: x(low), y: middle - 8, width: Math.max(0.5, x(high) - x(low)), height: 16, rx: 2,
         fill: spec.signs && value < 0 ? COLORS[0] : spec.signs ? COLORS[1] : COLORS[0], opacity: 0.85 }),
       draw("text", { x: x(Math.max(high, value + error[i])) + 5, y: middle + 4 }, (spec.signs && value > 0 ? "+" : "") + show(value, 3)),
@@ -215,13 +235,24 @@ function paintBars(spec, width) {
       svg.append(draw("line", { x1: x(value - error[i]), x2: x(value + error[i]), y1: middle, y2: middle, stroke: "var(--ink)", "stroke-width": 1.5 }));
     }
   });
-  if (spec.level) svg.append(draw("line", { class: "guide", x1: x(spec.level), x2: x(spec.level), y1: 0, y2: height - bottom }));
   return svg;
 }
 
-function tableOf(headings, rows) {
-  return make("div", { className: "scroll", tabIndex: 0 }, make("table", {},
-    make("thead", {}, make("tr", {}, ...headings.map((text) => make("th", { scope: "col" }, text)))),
+/** Draws the ticks and the label of a horizontal axis below bars. */
+function grow(svg, xs, x, width, height, bottom, text, left) {
+  const marks = ticks(xs, (width - left) / 90), shown = showTicks(marks);
+  marks.forEach((tick, i) => svg.append(
+    draw("line", { class: tick === 0 ? "guide" : "axis", x1: x(tick), x2: x(tick), y1: 0, y2: height - bottom + 3 }),
+    draw("text", { x: x(tick), y: height - bottom + 17, "text-anchor": "middle" }, shown[i])));
+  svg.append(draw("text", { x: width - 4, y: height - 5, "text-anchor": "end" }, fit(text, width - 8)));
+}
+
+/** A region that scrolls sideways, with a name for screen readers. */
+const scroll = (label, ...children) => make("div", { className: "scroll", tabIndex: 0, role: "region", "aria-label": label }, ...children);
+
+function tableOf(headings, rows, label) {
+  return scroll(label, make("table", {},
+    make("thead", {}, make("tr", {}, ...headings.map((text) => (text ? make("th", { scope: "col" }, text) : make("td"))))),
     make("tbody", {}, ...rows.map((row) => make("tr", {}, ...row.map((cell) =>
       make("td", {}, cell instanceof Node ? cell : show(cell))))))));
 }
@@ -234,16 +265,15 @@ function legendOf(series) {
 }
 
 function matrixCard(spec) {
-  const most = Math.max(1e-30, ...spec.cells.flat());
   const body = spec.cells.map((row, i) => {
     const total = row.reduce((a, b) => a + b, 0);
     return make("tr", {}, make("th", { scope: "row" }, cut(spec.labels[i])), ...row.map((cell) => make("td", {
-      style: `background: color-mix(in oklab, var(--a) ${Math.round(70 * cell / most)}%, var(--card))`,
+      style: `background: color-mix(in oklab, var(--a) ${total ? Math.round((40 * cell) / total) : 0}%, var(--card))`,
       title: total ? `${show(100 * cell / total, 3)} % of the class` : "" }, show(cell))));
   });
-  return make("div", { className: "card" }, make("h3", {}, spec.title),
-    make("p", { className: "note" }, "Rows: true class. Columns: predicted class. Cells: weight of rows."),
-    make("div", { className: "scroll", tabIndex: 0 }, make("table", { className: "matrix" },
+  return make("div", { className: spec.wide ? "card wide" : "card" }, make("h3", {}, spec.title),
+    make("p", { className: "note" }, "Rows: true class. Columns: predicted class. Cells: weight of rows; colors: share of the true class."),
+    scroll("Confusion", make("table", { className: "matrix" },
       make("thead", {}, make("tr", {}, make("td"), ...spec.labels.map((name) => make("th", { scope: "col" }, cut(name, 12))))),
       make("tbody", {}, ...body))));
 }
@@ -255,7 +285,7 @@ function chart(spec) {
     ? [[spec.x_label, ...spec.series.map((line) => line.name)], spec.x.map((v, i) => [v, ...spec.series.map((line) => line.y[i])])]
     : spec.type === "intervals" ? [[spec.x_label, spec.y_label, "low", "high"], spec.x.map((v, i) => [v, spec.y[i], spec.low[i], spec.high[i]])]
     : spec.type === "bars" ? [["", spec.x_label], spec.labels.map((name, i) => [name, spec.values[i]])] : null;
-  const table = numbers && make("details", {}, make("summary", {}, "Numbers"), tableOf(...numbers));
+  const table = numbers && make("details", {}, make("summary", {}, "Numbers"), tableOf(...numbers, spec.title));
   return card(spec.title, (width) => paint(spec, width),
     { wide: spec.wide, legend: spec.series && legendOf(spec.series), table });
 }
@@ -268,18 +298,27 @@ const pair = (...children) => make("div", { className: "grid pair" }, ...childre
 const nameOf = (feature) => data.features[feature].name;
 
 function valueOf(feature, value) {
-  const { levels } = data.features[feature];
+  const { levels, codes } = data.features[feature];
   if (value == null || Number.isNaN(value)) return "missing";
-  return levels ? levels[value] ?? "unknown" : show(value);
+  return levels ? levels[codes.indexOf(value)] ?? "another" : show(value, 5);
+}
+
+function targetOf(target) {
+  return (data.quality.kind.endsWith("classes") && data.classes?.[target]) || show(target, 6);
 }
 
 function showQuality() {
   const { kind, numbers, charts } = data.quality;
   section("quality").append(
-    make("p", { className: "note" }, `Measured as: ${kind}.`),
+    make("p", { className: "note" }, `Kind of targets: ${kind}.`),
     make("ul", { className: "tiles" }, ...numbers.map(([name, value]) => make("li", {}, make("b", {}, show(value)), make("span", {}, name)))),
+    ...(data.warnings.length ? [make("div", { className: "card" }, make("h3", {}, "Worth a look"),
+      make("ul", { className: "plain" }, ...data.warnings.map((text) => make("li", {}, text))))] : []),
     grid(...data.curves.map(chart), ...charts.map(chart)));
 }
+
+/** Ranks of the values of a feature; categories have none. */
+const ranksOf = (feature, values) => (data.features[feature].levels ? values.map(() => null) : rank(values));
 
 /** Ranks of values from 0 to 1; null for missing values and constant columns. */
 function rank(values) {
@@ -297,24 +336,20 @@ function rank(values) {
 
 function paintSwarms(score, width) {
   const { top, values, shap } = data.explained;
-  const label = Math.min(width * 0.32, 180), line = 34, bottom = 40, height = top.length * line + bottom;
+  const label = Math.min(width * 0.34, 14 + Math.max(...top.map((f) => measure(nameOf(f))))), line = 34, bottom = 40, height = top.length * line + bottom;
   const xs = span(shap[score].flat(), [0]);
   const x = (v) => label + 8 + ((v - xs[0]) / (xs[1] - xs[0])) * (width - label - 20);
   const svg = draw("svg", { viewBox: `0 0 ${width} ${height}`, width, height });
-  for (const tick of ticks(xs, width / 110)) {
-    svg.append(draw("line", { class: tick === 0 ? "guide" : "axis", x1: x(tick), x2: x(tick), y1: 0, y2: height - bottom }),
-      draw("text", { x: x(tick), y: height - bottom + 17, "text-anchor": "middle" }, showTick(tick)));
-  }
-  svg.append(draw("text", { x: (label + width) / 2, y: height - 5, "text-anchor": "middle" }, "SHAP value: change of the score"));
+  grow(svg, xs, x, width, height, bottom, "SHAP value: change of the score", label);
   top.forEach((feature, place) => {
     const middle = place * line + line / 2, taken = new Map();
-    const shares = rank(values[place]);
-    svg.append(draw("text", { class: "strong", x: label, y: middle + 4, "text-anchor": "end" }, cut(nameOf(feature), Math.floor(label / 7)), draw("title", {}, nameOf(feature))));
+    const shares = ranksOf(feature, values[place]);
+    svg.append(draw("text", { class: "strong", x: label, y: middle + 4, "text-anchor": "end" }, fit(nameOf(feature), label - 4), draw("title", {}, nameOf(feature))));
     shap[score][place].forEach((v, i) => {
       const bin = Math.round(x(v) / 3), number = taken.get(bin) ?? 0;
       taken.set(bin, number + 1);
       const shift = Math.min(13, Math.ceil(number / 2) * 2.2) * (number % 2 ? -1 : 1);
-      svg.append(draw("circle", { cx: x(v).toFixed(1), cy: (middle + shift).toFixed(1), r: 2.2, fill: mix(shares[i]), opacity: 0.75 }));
+      svg.append(draw("circle", { cx: x(v).toFixed(1), cy: (middle + shift).toFixed(1), r: 2.2, opacity: 0.75, ...look(shares[i]) }));
     });
   });
   return svg;
@@ -322,13 +357,27 @@ function paintSwarms(score, width) {
 
 function dependence(place, score) {
   const { top, values, shap, partners } = data.explained;
-  const feature = top[place], { levels } = data.features[feature], partner = partners[place];
-  const spec = { x: values[place], y: shap[score][place], x_label: nameOf(feature), y_label: "SHAP value", x_names: levels, level: 0,
+  const feature = top[place], { levels, codes } = data.features[feature];
+  const partner = partners[place] != null && !data.features[top[partners[place]]].levels ? partners[place] : null;
+  if (levels && levels.length > 6) return meansByCategory(feature, values[place], shap[score][place]);
+  const spec = { x: values[place].map((v) => (levels && v != null ? codes.indexOf(v) : v)), y: shap[score][place], x_label: nameOf(feature), y_label: "SHAP value", x_names: levels, level: 0,
     shares: partner == null ? null : rank(values[partner]) };
-  if (levels && levels.length > 30) spec.x_names = null;
-  const text = partner == null ? null : make("div", { className: "legend" }, `Color: ${nameOf(top[partner])}, from blue (low) to orange (high)`);
-  return card(`${cut(nameOf(feature), 34)}`, (width) => paintPoints(spec, width),
+  const text = partner == null ? null : make("div", { className: "legend" }, `Color: ${nameOf(top[partner])}, from blue (low) to orange (high); hollow: missing`);
+  return card(nameOf(feature), (width) => paintPoints(spec, width),
     { legend: text, label: `SHAP values by ${nameOf(feature)}` });
+}
+
+/** Bars of the mean SHAP value of the most frequent categories of the sample. */
+function meansByCategory(feature, values, shap) {
+  const sums = new Map();
+  values.forEach((value, i) => {
+    const [sum, count] = sums.get(value) ?? [0, 0];
+    sums.set(value, [sum + shap[i], count + 1]);
+  });
+  const frequent = [...sums].sort((a, b) => b[1][1] - a[1][1]).slice(0, 12).sort((a, b) => b[1][0] / b[1][1] - a[1][0] / a[1][1]);
+  return chart({ type: "bars", signs: true, title: nameOf(feature), labels: frequent.map(([value]) => valueOf(feature, value)),
+    values: frequent.map(([, [sum, count]]) => sum / count),
+    x_label: `mean SHAP value${sums.size > 12 ? `, ${sums.size - 12} rarer left out` : ""}` });
 }
 
 function showUses() {
@@ -345,13 +394,14 @@ function showUses() {
   }
   const charts = make("div");
   const paint = (score) => charts.replaceChildren(
-    card("SHAP values, one point for each of some rows; blue: low value of the feature, orange: high", (width) => paintSwarms(score, width), { wide: true }),
+    card("SHAP values of some rows: blue where the feature is low, orange where it is high, hollow for categories and missing values", (width) => paintSwarms(score, width), { wide: true }),
     make("h3", { style: "margin-top:1.2rem" }, "How the score depends on each feature"),
     grid(...explained.top.slice(0, 6).map((_, i) => dependence(i, score))));
   if (count > 1) {
     place.append(make("div", { className: "bar controls" }, make("label", {}, "Score ", make("select", {
       onchange: (event) => paint(Number(event.target.value)) },
-      ...explained.shap.map((_, k) => make("option", { value: k }, data.classes?.[k] ?? String(k)))))));
+      ...explained.shap.map((_, k) => make("option", { value: k }, data.classes?.[k] ?? String(k))))),
+      data.model.num_scores > count ? make("span", { className: "note" }, `and ${data.model.num_scores - count} more scores`) : null));
   }
   paint(0);
   place.append(charts, make("h3", { style: "margin-top:1.2rem" }, "Single rows"), grid(...explained.examples.map(example)));
@@ -361,8 +411,10 @@ function example(row, i) {
   const half = data.explained.examples.length / 2, by = row.loss == null ? "score" : "loss";
   const which = i < half ? "highest" : "lowest";
   const score = data.model.num_scores > 1 ? `score ${data.classes?.[row.number] ?? row.number}` : "score";
-  const spec = { labels: row.features.map((f, j) => `${nameOf(f)} = ${valueOf(f, row.values[j])}`), values: row.shap, signs: true, x_label: `change of the ${score}` };
-  const text = `Target ${row.target}, ${score} ${show(row.score)}` + (row.loss == null ? "" : `, loss ${show(row.loss)}`) + `. Mean score: ${show(row.base)}.`;
+  const ends = row.features.map((f, j) => ` = ${cut(valueOf(f, row.values[j]), 14)}`);
+  const spec = { labels: row.features.map((f, j) => nameOf(f) + ends[j]), ends, values: row.shap, signs: true, x_label: `change of the ${score}` };
+  const text = `Target ${targetOf(row.target)}; ${score}: ${show(row.score)}` + (row.loss == null ? "" : `; loss ${show(row.loss)}`)
+    + `. The mean score is ${show(row.base)}` + (row.offset ? `, the offset ${show(row.offset)}.` : ".");
   return card(`Row ${row.row}: ${which} ${by}`, (width) => paintBars(spec, width), { legend: make("p", { className: "note" }, text) });
 }
 
@@ -371,6 +423,9 @@ function example(row, i) {
 function outputNames() {
   const { link, num_scores, single } = data.model;
   if (link && link.names.length) return link.names.map((name) => (/^\d+$/.test(name) && data.classes?.[Number(name)]) || name);
+  if (data.quality.kind === "two classes" && num_scores === 1 && link && link.body !== "return [s[0]];") {
+    return [`probability of ${data.classes?.[1] ?? "class 1"}`];
+  }
   return single || num_scores === 1 ? ["prediction"] : Array.from({ length: num_scores }, (_, k) => data.classes?.[k] ?? String(k));
 }
 
@@ -381,25 +436,42 @@ function showWhatIf(trees, changed) {
   const rows = Array.from(model.starts, (_, i) => Array.from(trees.rows.subarray(i * count, (i + 1) * count)));
   const offsets = rows.map((_, i) => Array.from(trees.offset.subarray(i * model.num_scores, (i + 1) * model.num_scores)));
   let number = 0, row = rows[0].slice(), touched = used[0];
-  const names = outputNames(), answer = make("div", { className: "answer scroll", "aria-live": "polite" }), setters = [];
+  if (!used.length) { place.append(make("p", { className: "note" }, "No tree uses a feature that has values in these rows.")); return; }
+  const names = outputNames(), answer = make("div", { className: "answer" }), setters = [];
+  const spoken = make("p", { className: "spoken", "aria-live": "polite" });
+  let timer = 0;
 
   const along = card("Along one feature", (width) => {
-    const { levels, low, high, name } = features[touched];
-    const xs = levels ? levels.map((_, v) => v) : Array.from({ length: 61 }, (_, i) => low + ((high - low) * i) / 60);
+    const { levels, codes, name } = features[touched], own = row[touched];
+    const [low, high] = span([features[touched].low, features[touched].high, own]);
+    const xs = levels ? codes : Array.from({ length: 121 }, (_, i) => low + ((high - low) * i) / 120);
     const found = xs.map((v) => { const other = row.slice(); other[touched] = v; return trees.predict(other, offsets[number]); });
+    legend.replaceChildren();
+    if (levels) return paintCategories(touched, found, trees.predict(row, offsets[number]), own, width);
     const shown = names.slice(0, 6);
-    const spec = { x: xs, series: shown.map((text, k) => ({ name: text, y: found.map((each) => each[k]), dots: Boolean(levels) })),
-      x_label: name, y_label: shown.length === 1 ? shown[0] : "predictions", x_names: levels && levels.length <= 30 ? levels : null,
-      mark: Number.isFinite(row[touched]) ? { x: row[touched], text: "this row" } : null };
-    legend.replaceChildren(legendOf(spec.series) ?? "");
+    const spec = { x: xs, series: shown.map((text, k) => ({ name: text, y: found.map((each) => each[k]) })),
+      x_label: name, y_label: shown.length === 1 ? shown[0] : "predictions", mark: Number.isFinite(own) ? { x: own, text: "this row" } : null };
+    legend.replaceChildren(legendOf(spec.series) ?? "", names.length > 6 ? `and ${names.length - 6} more` : "");
     return xs.length > 1 ? paintLines(spec, width) : draw("svg");
   }, { legend: make("div") });
   const legend = along.lastElementChild;
 
+  /** Bars of the greatest prediction of the row, by category; the widest apart of many. */
+  function paintCategories(feature, found, now, own, width) {
+    const k = now.indexOf(Math.max(...now)), { levels, codes } = features[feature];
+    const far = codes.map((_, i) => i).sort((a, b) => Math.abs(found[b][k] - now[k]) - Math.abs(found[a][k] - now[k]));
+    const kept = far.slice(0, 20).sort((a, b) => found[b][k] - found[a][k]);
+    return paintBars({ labels: kept.map((i) => (codes[i] === own ? `▸ ${levels[i]}` : levels[i])), values: kept.map((i) => found[i][k]),
+      x_label: `${names[k]} by ${nameOf(feature)}${levels.length > 20 ? ", 20 levels" : ""}`, level: now[k] }, width);
+  }
+
   function update() {
     const now = trees.predict(row, offsets[number]), before = trees.predict(rows[number], offsets[number]);
     const lines = names.map((name, k) => [name, now[k], before[k], now[k] - before[k]]);
-    answer.replaceChildren(tableOf(["", "now", "at the start", "change"], lines.slice(0, 30).map(([name, ...numbers]) => [name, ...numbers.map((v) => show(v, 5))])));
+    answer.replaceChildren(tableOf(["", "now", "change", "at the start"], lines.slice(0, 30).map(([name, after, first, change]) =>
+      [name, show(after, 6), show(change, 4), show(first, 6)]), "Predictions"), names.length > 30 ? `and ${names.length - 30} more` : "");
+    clearTimeout(timer);
+    timer = setTimeout(() => { spoken.textContent = `${names[0]} is ${show(now[0])}`; }, 500);
     along.repaint();
     changed(row);
   }
@@ -416,29 +488,29 @@ function showWhatIf(trees, changed) {
   place.append(
     make("div", { className: "bar controls" }, make("label", {}, "Start from ", select), make("button", { type: "button", onclick: reset }, "Reset")),
     pair(make("div", { className: "card" }, make("h3", {}, "The row"), make("div", { className: "asks" }, ...asks)),
-      make("div", { className: "card" }, make("h3", {}, "The prediction"), answer, make("div", { style: "height:.8rem" }), along)));
+      make("div", { className: "card" }, make("h3", {}, "The prediction"), answer, spoken, make("div", { style: "height:.8rem" }), along)));
   if (!model.link) place.append(make("p", { className: "note" }, "The inverse link of this loss cannot be computed here; these are raw scores."));
   reset();
 }
 
 /** The inputs of one feature: a slider and a number, or the categories. */
 function ask(feature, read, write, setters) {
-  const { name, levels, low, high, whole } = data.features[feature], id = `f${feature}`;
-  const gap = make("input", { type: "checkbox", id: `${id}g`, onchange: () => write(gap.checked ? NaN : chosen()) });
+  const { name, levels, codes, low, high, whole } = data.features[feature], id = `f${feature}`;
+  const gap = make("input", { type: "checkbox", id: `${id}g`, "aria-label": `${name} is missing`, onchange: () => write(gap.checked ? NaN : chosen()) });
   const label = make("label", { className: "gap", htmlFor: `${id}g` }, gap, " missing");
   if (levels) {
     const select = make("select", { id, onchange: () => { gap.checked = false; write(chosen()); } },
-      ...levels.map((text, v) => make("option", { value: v }, text)));
+      ...levels.map((text, i) => make("option", { value: codes[i] }, text)));
     const chosen = () => Number(select.value);
-    setters.push(() => { const value = read(); gap.checked = Number.isNaN(value); select.value = gap.checked ? 0 : value; });
+    setters.push(() => { const value = read(); gap.checked = Number.isNaN(value); select.value = codes.includes(value) ? value : codes[0]; });
     return make("div", { className: "ask" }, make("label", { htmlFor: id }, name), select, label);
   }
   const step = whole ? 1 : "any";
   const slider = make("input", { type: "range", id, min: low, max: high, step: whole ? 1 : (high - low) / 1000 || 1 });
   const box = make("input", { type: "number", step, "aria-label": `${name}, number` });
-  const chosen = () => (box.value === "" ? NaN : Number(box.value));
+  const chosen = () => { if (box.value === "") box.value = slider.value; return Number(box.value); };
   slider.addEventListener("input", () => { box.value = Number(Number(slider.value).toPrecision(6)); gap.checked = false; write(chosen()); });
-  box.addEventListener("input", () => { gap.checked = box.value === ""; if (!gap.checked) slider.value = box.value; write(chosen()); });
+  box.addEventListener("input", () => { gap.checked = box.value === ""; if (!gap.checked) slider.value = box.value; write(gap.checked ? NaN : Number(box.value)); });
   setters.push(() => {
     const value = read();
     gap.checked = Number.isNaN(value);
@@ -453,7 +525,7 @@ function ask(feature, read, write, setters) {
 function showTrees(trees) {
   const place = section("trees"), { num_rounds, num_scores, per_leaf } = data.model, each = num_scores / per_leaf;
   const state = { round: 0, score: 0, depth: 4, row: null };
-  const picture = make("div", { className: "scroll", tabIndex: 0 }), title = make("h3");
+  const picture = scroll("A tree"), title = make("h3");
   const slider = make("input", { type: "range", min: 0, max: num_rounds - 1, value: 0, "aria-label": "Round", style: "flex:1 1 12rem",
     oninput: () => go(Number(slider.value)) });
   function go(round) {
@@ -463,14 +535,14 @@ function showTrees(trees) {
   }
   function paint() {
     const tree = state.round * each + (each > 1 ? state.score : 0);
-    title.textContent = `Round ${state.round} of ${num_rounds}` + (num_scores > 1 ? `, score ${data.classes?.[state.score] ?? state.score}` : "");
+    title.textContent = `Round ${state.round} (0 to ${num_rounds - 1})` + (num_scores > 1 ? `, score ${data.classes?.[state.score] ?? state.score}` : "");
     picture.replaceChildren(paintTree(trees, tree, per_leaf > 1 ? state.score : 0, state.depth, state.row));
   }
   const scores = num_scores > 1 ? make("label", {}, "Score ", make("select", { onchange: (e) => { state.score = Number(e.target.value); paint(); } },
     ...Array.from({ length: num_scores }, (_, k) => make("option", { value: k }, data.classes?.[k] ?? String(k))))) : null;
   const depths = make("label", {}, "Levels ", make("select", { onchange: (e) => { state.depth = Number(e.target.value); paint(); } },
     ...[2, 3, 4, 5, 6, 8, 99].map((d) => make("option", { value: d, selected: d === state.depth }, d === 99 ? "all" : String(d)))));
-  place.append(make("p", { className: "note" }, "Rows that meet a condition go up. Numbers in parentheses are the weight of the training rows. The heavy line is the way of the row in “What if?”."),
+  place.append(make("p", { className: "note" }, "Rows that meet a condition go up. Numbers in parentheses are the weight of the training rows; an arrow shows where missing values go. The heavy line is the path of the row in “What if?”."),
     make("div", { className: "bar controls" }, make("button", { type: "button", onclick: () => go(state.round - 1), "aria-label": "Previous tree" }, "◀"), slider,
       make("button", { type: "button", onclick: () => go(state.round + 1), "aria-label": "Next tree" }, "▶"), scores, depths),
     make("div", { className: "card" }, title, picture));
@@ -479,23 +551,23 @@ function showTrees(trees) {
 }
 
 /** The condition of a node, or the value of a leaf. */
-function say(trees, node, score) {
+function say(trees, node, score, most = 3) {
   const { per_leaf, words, terms } = trees.facts;
   if (trees.left[node] < 0) {
     const k = Math.min(score, per_leaf - 1), value = trees.value[node * per_leaf + k];
     const sloped = terms && trees.term.subarray(node * terms, (node + 1) * terms).some((f) => f >= 0);
     return show(value, 3) + (sloped ? " + slopes" : "");
   }
-  const feature = trees.feature[node], name = cut(nameOf(feature), 14), set = trees.set ? trees.set[node] : -1;
-  if (set < 0) return trees.threshold[node] === Infinity ? `${name} is known` : `${name} ≤ ${show(trees.threshold[node])}`;
-  const { levels, category } = trees.features[feature];
+  const feature = trees.feature[node], name = nameOf(feature), set = trees.set ? trees.set[node] : -1;
+  if (set < 0) return trees.threshold[node] === Infinity ? `${name} is known` : `${name} ≤ ${show(trees.threshold[node], 7)}`;
+  const { levels, codes, category } = trees.features[feature];
   const left = [], right = [];
-  levels.forEach((text, v) => {
-    const code = trees.codes[category * trees.facts.levels + v];
+  levels.forEach((text, i) => {
+    const code = trees.codes[category * trees.facts.levels + codes[i]];
     if (code > 0) (trees.goesLeft(node, code) ? left : right).push(text);
   });
   const [few, word] = left.length <= right.length ? [left, "in"] : [right, "not in"];
-  return cut(`${name} ${word} {${few.slice(0, 3).join(", ")}${few.length > 3 ? `, +${few.length - 3}` : ""}}`, 30);
+  return `${name} ${word} {${few.slice(0, most).join(", ")}${few.length > most ? `, +${few.length - most}` : ""}}`;
 }
 
 function paintTree(trees, tree, score, most, row) {
@@ -516,7 +588,7 @@ function paintTree(trees, tree, score, most, row) {
   }
   visit(first, 0);
   const width = (deepest + 1) * column, height = leaves * line + 8;
-  const svg = draw("svg", { viewBox: `0 0 ${width} ${height}`, style: `width:${width}px;height:${height}px`, role: "img", "aria-label": `Tree ${tree}` });
+  const svg = draw("svg", { viewBox: `0 0 ${width} ${height}`, style: `width:${width}px;height:${height}px`, role: "img", "aria-label": `Tree ${tree}: ${leaves} leaves shown, the first condition is ${say(trees, first, score)}` });
   const at = (each) => [each.depth * column + 4, each.y * line + line / 2 + 4];
   for (const each of nodes) {
     for (const below of each.below) {
@@ -528,11 +600,12 @@ function paintTree(trees, tree, score, most, row) {
     const [x, y] = at(each), shown = each.isLeaf || each.below.length;
     const text = shown ? say(trees, each.node, score) : `… ${countLeaves(each.node)} leaves`;
     const value = each.isLeaf ? trees.value[each.node * data.model.per_leaf + Math.min(score, data.model.per_leaf - 1)] : 0;
-    const weight = trees.weight[each.node];
+    const weight = trees.weight[each.node], whole = each.isLeaf || !shown ? text : say(trees, each.node, score, 50);
+    const gaps = each.below.length ? ` missing ${trees.missing_left[each.node] ? "↑" : "↓"}` : "";
     svg.append(draw("g", { class: onPath.has(each.node) ? "node path" : "node" },
       draw("rect", { x, y: y - 16, width: column - 28, height: 32, rx: 5, style: each.isLeaf ? `fill: color-mix(in oklab, var(${value < 0 ? "--a" : "--b"}) 22%, var(--card))` : null }),
-      draw("text", { class: "strong", x: x + 6, y: y - 2 }, cut(text, 23), draw("title", {}, text)),
-      Number.isFinite(weight) ? draw("text", { x: x + 6, y: y + 12, style: "font-size:10px" }, `(${show(weight)})`) : null));
+      draw("text", { class: "strong", x: x + 6, y: y - 2 }, fit(text, column - 40), draw("title", {}, whole)),
+      draw("text", { x: x + 6, y: y + 12, style: "font-size:10px" }, (Number.isFinite(weight) ? `(${show(weight)})` : "") + gaps)));
   }
   return svg;
 }
@@ -547,17 +620,15 @@ function spark(counts) {
 
 function showTrained() {
   const rows = data.features.slice(0, 200).map((f) => {
-    const values = f.levels ? `${f.levels.length} categories` : f.low == null ? "all missing" : `${show(f.low)} … ${show(f.middle)} … ${show(f.high)}`;
+    const values = f.levels ? `${show(f.num_levels)} categories` : f.low == null ? "all missing" : `${show(f.low)} … ${show(f.middle)} … ${show(f.high)}`;
     return [cut(f.name, 40), values, `${show(100 * f.missing, 3)} %`, f.used ? "yes" : "no", f.counts ? spark(f.counts) : ""];
   });
   const more = data.features.length - rows.length;
   section("trained").append(
-    data.warnings.length ? make("div", { className: "card", style: "margin-bottom:1rem" }, make("h3", {}, "To be noticed"),
-      make("ul", { className: "plain" }, ...data.warnings.map((text) => make("li", {}, text)))) : null ?? "",
-    pair(make("div", { className: "card" }, make("h3", {}, "Settings"), tableOf(["", ""], data.settings)),
-      make("div", { className: "card" }, make("h3", {}, "Versions"), tableOf(["", ""], data.versions)),
+    pair(make("div", { className: "card" }, make("h3", {}, "Settings"), tableOf(["name", "value"], data.settings, "Settings")),
+      make("div", { className: "card" }, make("h3", {}, "Versions"), tableOf(["name", "version"], data.versions, "Versions")),
       make("div", { className: "card wide" }, make("h3", {}, "Columns of the rows shown"),
-        tableOf(["name", "least … median … greatest", "missing", "used", "values"], rows),
+        tableOf(["name", "least … median … greatest", "missing", "used", "values"], rows, "Columns"),
         more > 0 ? make("p", { className: "note" }, `and ${more} more`) : null)));
 }
 
@@ -568,16 +639,23 @@ showQuality();
 showUses();
 showTrained();
 
-/** For programs that drive the page: `await jboost.ready; jboost.predict(row)`. */
-window.jboost = { ready: null, predict: null };
-window.jboost.ready = (async () => {
+/** For programs that drive the page: `await report.ready; report.predict(row)`. */
+window.report = { ready: null, predict: null };
+window.report.ready = (async () => {
   const text = document.getElementById("model").textContent;
   if (!text) {
     for (const name of ["whatif", "trees"]) section(name).append(make("p", { className: "note" }, data.what_if));
     return;
   }
-  const trees = new Trees(await unpack(text), data.model, data.features);
-  window.jboost.predict = (row, offset) => trees.predict(row, offset);
+  let arrays;
+  try {
+    arrays = await unpack(text);
+  } catch {
+    for (const name of ["whatif", "trees"]) section(name).append(make("p", { className: "note" }, "This browser cannot unpack the trees; a newer one can."));
+    return;
+  }
+  const trees = new Trees(arrays, data.model, data.features);
+  window.report.predict = (row, offset) => trees.predict(row, offset);
   const follow = showTrees(trees);
   showWhatIf(trees, follow);
 })();

@@ -19,11 +19,10 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jaxtyping import Float, Shaped
+from jaxtyping import Float, Int, Shaped
 
 from jboost import losses, metrics
-from jboost.entry.arguments import bound_keywords
-from jboost.losses.likelihoods import Likelihood
+from jboost.entry.arguments import bound_keywords, takes_mask
 from jboost.survival import kaplan_meier
 from jboost.tables.groups import RowGroups
 from jboost.training.metrics import GroupMetric, evaluate_metric
@@ -36,6 +35,8 @@ _MOST_CLASSES = 20  # classes of a confusion matrix
 _MOST_OUTPUTS = 4  # charts of targets [N, K]
 _RANKS = (1, 2, 3, 5, 10)
 _STEPS = 60  # points of a ROC curve
+_RARE = 0.1  # share of positive rows
+_TINY = np.float32(1e-30)
 _LEVELS = (0.5, 0.8, 0.9, 0.95)
 _MARGINS = (losses.hinge, losses.hinge_squared, losses.exponential)
 _NORMAL = 1.96  # standard errors of a 95 % interval
@@ -59,6 +60,7 @@ class Scored(NamedTuple):
 
     Attributes:
       predicted: the result of the inverse link for all rows.
+      numbers: the places of the rows in the table; those without weight are left out.
       row_losses: [N]; None if the loss is one of groups.
       start_loss: the mean loss of the initial score; None for groups.
       class_names: the names of classes; None for their numbers.
@@ -70,6 +72,8 @@ class Scored(NamedTuple):
     predicted: Any
     targets: Any
     weights: Float[np.ndarray, " N"]
+    offset: Float[np.ndarray, "N K"] | None
+    numbers: Int[np.ndarray, " N"]
     row_losses: Float[np.ndarray, " N"] | None
     start_loss: float | None
     groups: RowGroups | None
@@ -102,7 +106,7 @@ def judge(rows: Scored) -> Quality:
     """Chooses the kind by loss and targets, and measures."""
     found = _judge(rows)
     if rows.row_losses is None:
-        return found
+        return found._replace(numbers=[*_measure_groups(rows), *found.numbers])
     mean = float(np.average(rows.row_losses, weights=rows.weights))
     numbers = [("Loss", mean), ("Loss of the initial score", rows.start_loss)]
     # Where the loss is a metric, it is there already.
@@ -114,9 +118,19 @@ def judge(rows: Scored) -> Quality:
     return found._replace(numbers=[*numbers, *others])
 
 
+def _measure_groups(rows):
+    """Returns the mean loss of groups of given ids."""
+    if rows.groups is None or not rows.groups.tables:
+        return []
+    if isinstance(rows.loss, losses.Adaptive) or not takes_mask(rows.loss):
+        return []
+    mean = GroupMetric(rows.loss)(rows.scores, rows.targets, rows.weights, rows.groups)
+    return [("Mean loss of the groups", mean)]
+
+
 def _judge(rows):
-    targets = rows.targets
-    if isinstance(targets, dict) and {"time", "event"} <= targets.keys():
+    targets, known = rows.targets, losses.bare_loss(rows.loss)
+    if known in (losses.cox, losses.concordance):
         return _judge_survival(rows)
     if not isinstance(targets, np.ndarray) or targets.ndim > 2:
         return _judge_any(rows)
@@ -125,9 +139,9 @@ def _judge(rows):
         return _judge_ranking(rows) if ranked else _judge_any(rows)
     if hasattr(rows.predicted, "cdf") and targets.ndim == 1:
         return _judge_distribution(rows)
-    known = losses.bare_loss(rows.loss)
     predicted = rows.predicted
-    if not isinstance(predicted, np.ndarray):
+    parameters = isinstance(known, losses.Likelihood) and rows.link is None
+    if parameters or not isinstance(predicted, np.ndarray):
         return _judge_any(rows)
     if targets.ndim == 1 and predicted.ndim == 2:
         return _judge_classes(rows) if _are_chances(predicted) else _judge_any(rows)
@@ -143,7 +157,7 @@ def _judge(rows):
         charts = [_calibrate(predicted[given], targets[given], every[given])]
         kind = "shares" if targets.ndim == 1 else f"{targets.shape[1]} labels a row"
         return Quality(kind, rows.measure("log_loss", "brier"), charts)
-    if predicted.shape == targets.shape:
+    if predicted.shape == targets.shape and known not in _MARGINS:
         return _judge_numbers(rows)
     return _judge_any(rows)
 
@@ -157,7 +171,7 @@ def _has_classes(rows, known):
     if set(np.unique(rows.targets).tolist()) not in ({0, 1}, {-1, 1}):
         return False
     built_in = any(known is each for each in losses.LOSSES.values())
-    return not built_in or rows.link is not None or known in _MARGINS
+    return not built_in or known in (losses.logistic, losses.focal, *_MARGINS)
 
 
 # ---- classes ------------------------------------------------------------------------
@@ -175,6 +189,8 @@ def _judge_two(rows, known):
         own += rows.measure("log_loss", "brier")
         charts.insert(0, _calibrate(chance, positive, rows.weights))
         charts.append(_draw_chances(chance, positive, rows))
+        if np.average(positive, weights=rows.weights) < _RARE:
+            charts.append(_draw_recall(rows))
         decided = chance > 0.5
     if decided is not None:
         right = decided == (positive > 0)
@@ -199,25 +215,43 @@ def _judge_classes(rows):
 
 def _calibrate(chance, outcome, weights) -> Chart:
     """Mean outcome by decile of the probability, with 95 % intervals."""
-    parts = _split(chance)
+    parts = _split(chance, weights)
     mean = [float(np.average(chance[p], weights=weights[p])) for p in parts]
     share = np.array([np.average(outcome[p], weights=weights[p]) for p in parts])
-    size = np.array([weights[p].sum() ** 2 / (weights[p] ** 2).sum() for p in parts])
+    size = np.array([_count(weights[p]) for p in parts])
     # Agresti and Coull 1998: bounded shares of few rows.
     center = (share * size + _NORMAL**2 / 2) / (size + _NORMAL**2)
     half = _NORMAL * np.sqrt(center * (1 - center) / (size + _NORMAL**2))
+    high = np.maximum(np.minimum(center + half, 1), share)
+    top = max(*mean, high.max())
     return dict(
         type="intervals", title="Calibration", x=mean, y=share.tolist(),
         low=np.minimum(np.maximum(center - half, 0), share).tolist(),
-        high=np.maximum(np.minimum(center + half, 1), share).tolist(),
+        high=high.tolist(),
         x_label="mean probability by decile", y_label="share of rows with the class",
-        diagonal=True, range=[0, 1],
+        diagonal=True, range=[0, 1 if top > 0.5 else 1.05 * top],
     )  # fmt: skip
 
 
-def _split(values: Shaped[np.ndarray, " N"]) -> list[np.ndarray]:
+def _count(weights):
+    """Returns the number of rows of equal weight with as exact a mean (Kish 1965)."""
+    return weights.sum() ** 2 / (weights**2).sum()
+
+
+def _find_quantiles(values, weights, levels):
+    """Returns the least values that reach a share of the weights."""
+    order = np.argsort(values, kind="stable")
+    reached = np.cumsum(weights[order], dtype=np.float64)
+    place = np.searchsorted(reached, np.asarray(levels) * reached[-1] * (1 - 1e-9))
+    return values[order][np.minimum(place, len(order) - 1)]
+
+
+def _split(
+    values: Shaped[np.ndarray, " N"], weights: Float[np.ndarray, " N"]
+) -> list[Int[np.ndarray, " n"]]:
     """Splits rows at the deciles of a column; equal values stay together."""
-    edges = np.unique(np.quantile(values, np.arange(1, _DECILES) / _DECILES))
+    levels = np.arange(1, _DECILES) / _DECILES
+    edges = np.unique(_find_quantiles(values, weights, levels))
     place = np.searchsorted(edges, values, side="left")
     return [np.flatnonzero(place == number) for number in np.unique(place)]
 
@@ -228,7 +262,9 @@ def _draw_roc(rows, auc) -> Chart:
     last = np.append(np.diff(rows.scores[order]) != 0, True)
     true = np.cumsum(weight * positive)[last] / max((weight * positive).sum(), 1e-30)
     false = np.cumsum(weight * ~positive)[last] / max((weight * ~positive).sum(), 1e-30)
-    kept = np.unique(np.linspace(0, len(true) - 1, _STEPS).astype(int))
+    way = true + false  # from 0 to 2, in equal steps
+    kept = np.unique(np.searchsorted(way, np.linspace(way[0], way[-1], _STEPS)))
+    kept = np.minimum(kept, len(way) - 1)
     return dict(
         type="lines", title=f"ROC curve, area {auc:.3f}", x=[0, *false[kept]],
         series=[dict(name="model", y=[0, *true[kept]])], diagonal=True, range=[0, 1],
@@ -236,8 +272,23 @@ def _draw_roc(rows, auc) -> Chart:
     )  # fmt: skip
 
 
+def _draw_recall(rows) -> Chart:
+    order = np.argsort(-rows.scores, kind="stable")
+    weight, positive = rows.weights[order], rows.targets[order] > 0
+    found, taken = np.cumsum(weight * positive), np.cumsum(weight)
+    last = np.append(np.diff(rows.scores[order]) != 0, True)
+    recall, precision = (found / found[-1])[last], (found / taken)[last]
+    kept = np.searchsorted(recall, np.linspace(recall[0], 1, _STEPS))
+    kept = np.unique(np.minimum(kept, len(recall) - 1))
+    return dict(
+        type="lines", title="Precision by recall", x=recall[kept],
+        series=[dict(name="model", y=precision[kept])], zero=True,
+        x_label="share of the positive rows found", y_label="share that is positive",
+    )  # fmt: skip
+
+
 def _draw_chances(chance, positive, rows) -> Chart:
-    edges = np.linspace(0, 1, 21)
+    edges = np.linspace(0, min(1, 1.05 * chance.max()), 21)
     names = rows.class_names or ["0", "1"]
     series = []
     for label, name in enumerate(names[:2]):
@@ -247,7 +298,7 @@ def _draw_chances(chance, positive, rows) -> Chart:
         series.append(dict(name=f"class {name}", y=(heights / total).tolist()))
     return dict(
         type="lines", title="Probabilities by true class", series=series,
-        x=(edges[:-1] + 0.025).tolist(), x_label="probability",
+        x=((edges[:-1] + edges[1:]) / 2).tolist(), x_label="probability",
         y_label="share of the class", zero=True,
     )  # fmt: skip
 
@@ -256,15 +307,17 @@ def _confuse(truth, decided, count, rows) -> Chart:
     """Weights of rows by true and predicted class; rare classes are joined."""
     names = rows.class_names or [str(number) for number in range(count)]
     frequent = np.argsort(-np.bincount(truth, minlength=count), kind="stable")
-    kept = np.sort(frequent[:_MOST_CLASSES]) if count > _MOST_CLASSES else frequent
-    kept = np.sort(kept)
+    kept = np.sort(frequent[:_MOST_CLASSES])
     place = np.full(max(count, len(names)), len(kept))
     place[kept] = np.arange(len(kept))
     size = len(kept) + (count > len(kept))
     cells = np.zeros((size, size))
     np.add.at(cells, (place[truth], place[decided]), rows.weights)
     shown = [str(names[label]) for label in kept] + ["others"] * (size - len(kept))
-    return dict(type="matrix", title="Confusion", labels=shown, cells=cells.tolist())
+    return dict(
+        type="matrix", title="Confusion", labels=shown, cells=cells.tolist(),
+        wide=size > 8,
+    )  # fmt: skip
 
 
 # ---- numbers ------------------------------------------------------------------------
@@ -291,7 +344,7 @@ def _measure_numbers(rows):
 def _draw_numbers(targets, predicted, weights, name) -> list[Chart]:
     """Predictions beside targets, and both and the residuals by decile."""
     some = np.random.default_rng(0).permutation(len(targets))[:_MOST_POINTS]
-    parts = _split(predicted)
+    parts = _split(predicted, weights)
     middle = [float(np.average(predicted[p], weights=weights[p])) for p in parts]
     observed, errors = [], []
     for part in parts:
@@ -299,12 +352,8 @@ def _draw_numbers(targets, predicted, weights, name) -> list[Chart]:
         mean = np.average(targets[part], weights=own)
         spread = np.average((targets[part] - mean) ** 2, weights=own)
         observed.append(float(mean))
-        errors.append(float(_NORMAL * np.sqrt(spread / max(len(part), 1))))
-    residual = targets - predicted
-    low, half, high = (
-        [float(np.quantile(residual[part], level)) for part in parts]
-        for level in (0.1, 0.5, 0.9)
-    )
+        errors.append(float(_NORMAL * np.sqrt(spread / _count(own))))
+    low, half, high = _spread(targets - predicted, weights, parts)
     return [
         dict(
             type="points", title=f"Predictions and targets{name}", diagonal=True,
@@ -326,6 +375,13 @@ def _draw_numbers(targets, predicted, weights, name) -> list[Chart]:
     ]  # fmt: skip
 
 
+def _spread(values, weights, parts):
+    """Returns the 10 %, 50 % and 90 % quantiles of parts of the rows."""
+    levels = 0.1, 0.5, 0.9
+    found = [_find_quantiles(values[p], weights[p], levels).tolist() for p in parts]
+    return np.array(found).T.tolist()
+
+
 def _judge_quantile(rows):
     signature = inspect.signature(losses.quantile).parameters["tau"].default
     tau = float(bound_keywords(rows.loss).get("tau", signature))
@@ -345,10 +401,13 @@ def _judge_distribution(rows):
     """Probability integral transforms, which are uniform if the model is right."""
     found, targets = rows.predicted, rows.targets
     place = np.asarray(found.cdf(targets))
-    if getattr(getattr(found, "support", None), "is_discrete", False) or _counts(rows):
-        before = np.asarray(found.cdf(targets - 1))
-        draw = np.random.default_rng(0).uniform(size=len(place))
-        place = before + draw * (place - before)
+    # Where the distribution has a mass, a value is drawn inside the step of its cdf.
+    counts = bool((targets == np.round(targets)).all())
+    counts = counts and np.mean(np.asarray(found.cdf(targets + 0.5)) == place) > 0.5
+    step = np.float32(0.5) if counts else np.abs(targets) * np.float32(1e-6) + _TINY
+    before = np.asarray(found.cdf(targets - step))
+    draw = np.random.default_rng(0).uniform(size=len(place))
+    place = before + draw * (place - before)
     edges = np.linspace(0, 1, 11)
     heights = np.histogram(place, edges, weights=rows.weights)[0]
     share = heights / (heights.sum() or 1)
@@ -364,7 +423,7 @@ def _judge_distribution(rows):
         dict(
             type="bars", title="Probability integral transform", level=0.1,
             labels=[f"{low:.1f} to {low + 0.1:.1f}" for low in edges[:-1]],
-            values=share.tolist(), x_label="share of rows; 0.1 each if calibrated",
+            values=share.tolist(), x_label="share of rows, 0.1 if calibrated",
         ),
         dict(
             type="lines", title="Coverage of central intervals", diagonal=True,
@@ -379,16 +438,6 @@ def _judge_distribution(rows):
             numbers += _measure_numbers(rows._replace(predicted=middle))
             charts += _draw_numbers(targets, middle, rows.weights, "")
     return Quality(f"a {type(found).__name__} distribution", numbers, charts)
-
-
-def _counts(rows):
-    """Returns whether a distribution of jboost is one of counts."""
-    made = losses.bare_loss(rows.loss)
-    made = made.make_distribution if isinstance(made, Likelihood) else made
-    return getattr(made, "__name__", "") in (
-        "negative_binomial",
-        "zero_inflated_poisson",
-    )
 
 
 # ---- groups, and the rest -----------------------------------------------------------
@@ -419,10 +468,15 @@ def _judge_ranking(rows):
 
 def _judge_survival(rows):
     targets = rows.targets
-    ranked = jax.jit(metrics.concordance_index)
-    value = ranked(rows.scores, targets, weights=rows.weights)
+    if rows.groups.tables:  # strata: pairs within them
+        value = GroupMetric(metrics.concordance_index)(
+            rows.scores, targets, rows.weights, rows.groups
+        )
+    else:
+        ranked = jax.jit(metrics.concordance_index)
+        value = ranked(rows.scores, targets, weights=rows.weights)
     survive = jax.jit(kaplan_meier)
-    edges = np.quantile(rows.scores, (0.25, 0.5, 0.75))
+    edges = _find_quantiles(rows.scores, rows.weights, (0.25, 0.5, 0.75))
     place = np.searchsorted(edges, rows.scores)
     times = np.quantile(targets["time"], np.linspace(0, 1, 41))
     series = []
@@ -444,11 +498,8 @@ def _judge_any(rows):
     """Any other loss: its distribution over the rows."""
     charts = []
     if rows.row_losses is not None and rows.scores.ndim == 1:
-        parts = _split(rows.scores)
-        low, half, high = (
-            [float(np.quantile(rows.row_losses[part], level)) for part in parts]
-            for level in (0.1, 0.5, 0.9)
-        )
+        parts = _split(rows.scores, rows.weights)
+        low, half, high = _spread(rows.row_losses, rows.weights, parts)
         charts.append(
             dict(
                 type="intervals", title="Loss by decile of the score", y=half, low=low,
@@ -461,9 +512,12 @@ def _judge_any(rows):
 
 
 def find_row_losses(
-    loss: Any, scores: Any, targets: Any, weights: Any, num_scores: int
-) -> Float[np.ndarray, " N"]:
-    """Returns the loss of each row; an adaptive one estimates its parameters first."""
+    loss: Any, scores: Any, start: Any, targets: Any, weights: Any, num_scores: int
+) -> tuple[Float[np.ndarray, " N"], Float[np.ndarray, " N"]]:
+    """Returns the losses of rows at their scores, and at the start.
+
+    An adaptive loss estimates its parameters at the scores.
+    """
     loss = losses.names.widen_loss(loss, targets, num_scores)
     parameters: tuple[Any, ...] = ()
     if isinstance(loss, losses.Adaptive):
@@ -472,4 +526,6 @@ def find_row_losses(
     def row(score, target):
         return loss(score, target, *parameters)
 
-    return np.asarray(jax.jit(jax.vmap(row))(scores, targets), np.float32)
+    evaluate = jax.jit(jax.vmap(row))
+    found, before = evaluate(scores, targets), evaluate(start, targets)
+    return np.asarray(found, np.float32), np.asarray(before, np.float32)

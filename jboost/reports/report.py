@@ -11,15 +11,17 @@ trees.js     predictions there
 import html
 import json
 from collections.abc import Callable, Sequence
-from functools import partial
 from importlib.resources import files
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 from jaxtyping import ArrayLike, Float, Shaped
 
 from jboost import losses
+from jboost.boosting.groups import read_groups
 from jboost.entry import checks
 from jboost.entry.decorators import fetch, on_host
 from jboost.entry.messages import show
@@ -42,6 +44,7 @@ from jboost.tables.targets import check_targets, check_weights
 from jboost.training.record import History
 
 _MOST_BYTES = 1_500_000  # packed trees; the page has at most 2 MB
+_MOST_SPLITS = 140_000  # their leaf values alone take more
 _STARTS = 200  # rows that one can start from
 _MOST_CELLS = 100_000  # in these rows
 
@@ -109,8 +112,8 @@ def report(
       ...     path.read_text()[:15]
       '<!DOCTYPE html>'
     """
-    ensemble = read_model(model)
-    if history is not None:
+    ensemble, path = read_model(model), _check_path(path)
+    if history is not None and np.size(getattr(history, "train_loss", 1)):
         check_history(history, None)
     checks.check_integer("seed", seed, least=0)
     matrix, rows = _score(
@@ -118,26 +121,37 @@ def report(
         weights=sample_weight, offset=offset, groups=groups, link=inverse_link,
         class_names=class_names,
     )  # fmt: skip
-    if offset is not None:
-        offset = read_offset(offset, len(matrix), ensemble.num_scores)
-    explained = contents.explain(ensemble, rows, matrix, seed)
+    judged = quality.judge(rows)
+    by_class = judged.kind.endswith("classes")
+    explained = contents.explain(ensemble, rows, matrix, by_class, seed)
     features = contents.list_features(ensemble, matrix, contents.find_used(ensemble))
     data = dict(
         subtitle=_describe(ensemble, rows),
-        quality=quality.judge(rows)._asdict(),
+        quality=judged._asdict(),
         curves=_list_curves(history),
         explained=explained,
-        shuffled=contents.shuffle(ensemble, matrix, rows, offset, seed),
+        shuffled=contents.shuffle(ensemble, matrix, rows, seed),
         features=features,
         classes=rows.class_names,
         settings=contents.list_settings(ensemble, history, loss),
         versions=contents.list_versions(),
-        warnings=contents.list_warnings(features, history, rows),
+        warnings=contents.list_warnings(ensemble, features, history, rows),
     )
-    trees, packed = _pack_model(ensemble, rows, matrix, offset, seed)
+    trees, packed = _pack_model(ensemble, rows, matrix, seed)
     page = _fill_page(str(title), data | trees, packed)
+    replace_file(path, [page.encode(errors="replace")])
+    return path
+
+
+def _check_path(path):
+    """Returns the path of a file that can be written, before any work is done."""
+    if not isinstance(path, str | PathLike):
+        raise TypeError(f"path must be a path of a file, got {show(path)}")
     path = Path(path)
-    replace_file(path, [page.encode()])
+    if path.is_dir() or not path.parent.is_dir():
+        raise FileNotFoundError(
+            f"path must be a file in a folder that exists, got {str(path)!r}"
+        )
     return path
 
 
@@ -158,46 +172,62 @@ def _score(
     if weights is None:
         weights = np.ones(num_rows, np.float32)
     weights = np.asarray(check_weights(weights, num_rows, "sample_weight"))
-    if not weights.any():
+    numbers = np.flatnonzero(weights > 0)  # rows without weight count nowhere
+    if not numbers.size:
         raise ValueError("sample_weight must be positive for a row, got zeros only")
     targets = fetch(check_targets(y, num_rows, weights, "y"))
     check_domain(loss, targets, weights, num_scores, "y")
-    link = _find_link(loss) if link is None else link
+    names = _check_class_names(class_names, max(num_scores, 2))
+    link = _find_link(loss, model) if link is None else link
     checks.check_link(link, model.init_score.shape)
-    scores = predict(model, x, offset=offset)
-    predicted = fetch(transform_rows(link, scores))
-    scores = np.asarray(scores)
+    scores = np.asarray(predict(model, x, offset=offset))[numbers]
+    if offset is not None:
+        offset = np.asarray(read_offset(offset, num_rows, num_scores))[numbers]
+    targets = jax.tree.map(lambda leaf: leaf[numbers], targets)
+    weights, matrix = weights[numbers], matrix[numbers]
     row_losses, start = None, None
     if is_of_groups(loss, groups, y, num_scores):
-        groups = make_groups("all" if groups is None else groups)
+        groups = _read_groups(groups, loss, numbers, num_rows)
     else:
+        groups = None
         first = np.broadcast_to(np.asarray(model.init_score), scores.shape)
-        if offset is not None:
-            first = first + np.asarray(offset).reshape(scores.shape)
-        measure = partial(quality.find_row_losses, loss)
-        row_losses = measure(scores, targets, weights, num_scores)
-        before = measure(np.float32(first), targets, weights, num_scores)
+        first = first if offset is None else first + offset.reshape(scores.shape)
+        row_losses, before = quality.find_row_losses(
+            loss, scores, np.float32(first), targets, weights, num_scores
+        )
         start = float(np.average(before, weights=weights))
-    names = _check_class_names(class_names, max(num_scores, 2))
     return matrix, quality.Scored(
-        loss, link, scores, predicted, targets, weights, row_losses, start, groups,
-        names,
+        loss, link, scores, fetch(transform_rows(link, scores)), targets, weights,
+        offset, numbers, row_losses, start, groups, names,
     )  # fmt: skip
+
+
+def _read_groups(groups, loss, numbers, num_rows):
+    """Returns the groups of the rows with weight."""
+    found, _ = read_groups(groups, loss, None, num_rows)
+    if found is None or found.number is None or len(numbers) == num_rows:
+        return found
+    return make_groups(np.asarray(found.number)[numbers])
 
 
 def _check_class_names(names, count):
     if names is None:
         return None
-    if isinstance(names, str) or len(names) != count:
+    listed = isinstance(names, Sequence | np.ndarray) and not isinstance(names, str)
+    if not listed or len(names) != count:
         raise ValueError(f"class_names must be {count} names, got {show(names)}")
     return [str(name) for name in names]
 
 
-def _find_link(loss):
+def _find_link(loss, model):
+    """Returns the inverse link of a loss; None where its result is no pytree."""
     bare = losses.bare_loss(loss)
-    if isinstance(bare, Likelihood):
-        return bare.make_distribution
-    return losses.inverse_link(loss)
+    if not isinstance(bare, Likelihood):
+        return losses.inverse_link(loss)
+    try:
+        return checks.check_link(bare.make_distribution, model.init_score.shape)
+    except TypeError:
+        return None
 
 
 def _describe(model, rows):
@@ -209,7 +239,7 @@ def _describe(model, rows):
 
 def _list_curves(history):
     """Returns a chart of the loss, and one of each metric."""
-    if history is None:
+    if history is None or not history.train_loss.shape[-1]:
         return []
     names: Any = history.metrics
     if isinstance(history, History):
@@ -235,7 +265,7 @@ def _list_curves(history):
     return charts
 
 
-def _pack_model(model: Ensemble, rows, matrix, offset, seed):
+def _pack_model(model: Ensemble, rows, matrix, seed):
     """Returns the facts about the trees, and the trees as text, "" if they do not fit.
 
     ``what_if`` is a sentence that says why there are no predictions, or "".
@@ -244,23 +274,25 @@ def _pack_model(model: Ensemble, rows, matrix, offset, seed):
     starts = np.sort(np.random.default_rng(seed).permutation(len(matrix))[:count])
     link = write_link(rows.link, model.num_scores)
     reason = ""
-    if model.wide_threshold is not None:
+    if not model.num_rounds:
+        reason = "The model has no trees."
+    elif model.wide_threshold is not None:
         reason = "The model compares some columns in float64."
+    elif np.count_nonzero(model.is_split) > _MOST_SPLITS:
+        reason = "The trees are too large for this page."
     shared = model.num_scores if model.shares_structure else 1
     facts = dict(
         num_scores=model.num_scores, per_leaf=shared, num_rounds=model.num_rounds,
         words=0 if model.left_codes is None else model.left_codes.shape[-1],
         levels=0 if model.categories is None else model.categories.codes.shape[-1],
         terms=0 if model.slopes is None else model.slopes.feature.shape[-1],
-        single=model.init_score.ndim == 0, starts=starts,
+        single=model.init_score.ndim == 0, starts=rows.numbers[starts],
         link=None if link is None else link._asdict(),
     )  # fmt: skip
-    arrays = list_arrays(model) if model.num_rounds and not reason else {}
-    if not model.num_rounds:
-        reason = "The model has no trees."
+    arrays = {} if reason else list_arrays(model)
     if arrays:
         arrays["rows"] = np.asarray(matrix[starts], np.float32)
-        given = 0 if offset is None else np.asarray(offset)[starts]
+        given = 0 if rows.offset is None else rows.offset[starts]
         shape = (count, model.num_scores)
         arrays["offset"] = np.array(np.broadcast_to(given, shape), np.float32)
     packed = pack(arrays) if arrays else ""
@@ -271,16 +303,18 @@ def _pack_model(model: Ensemble, rows, matrix, offset, seed):
 
 
 def _fill_page(title, data, packed):
-    folder = files("jboost.reports")
     parts = {
         "TITLE": html.escape(title),
-        "STYLE": folder.joinpath("page.css").read_text(),
+        "STYLE": _read("page.css"),
         "DATA": json.dumps(clean(data), separators=(",", ":")).replace("<", "\\u003c"),
         "MODEL": packed,
-        "TREES": folder.joinpath("trees.js").read_text(),
-        "SCRIPT": folder.joinpath("page.js").read_text(),
+        "TREES": _read("trees.js"),
+        "SCRIPT": _read("page.js"),
     }
-    page = folder.joinpath("page.html").read_text()
     # Split first, because the parts may hold the names of places.
-    pieces = page.split("@@")
+    pieces = _read("page.html").split("@@")
     return "".join(parts.get(piece, piece) for piece in pieces)
+
+
+def _read(name):
+    return files("jboost.reports").joinpath(name).read_text(encoding="utf-8")
