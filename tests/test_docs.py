@@ -28,6 +28,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCK = re.compile(
     r"^```python\n(?P<code>.*?)^```$(\s+^```text\n(?P<printed>.*?)^```$)?", re.S | re.M
 )
+NUMBER = r"-?\d+\.?\d*(?:e[-+]?\d+)?"
 CACHE = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")
 
 
@@ -69,9 +70,15 @@ def test_examples_run(page, plain_settings, tmp_path, monkeypatch, capsys):
 
 
 def assert_prints(expected, printed):
-    """Lines may be broken elsewhere."""
+    """Lines may be broken elsewhere, and numbers differ a little between processors."""
     flags = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
-    same = doctest.OutputChecker().check_output(expected, printed, flags)
+    texts = [re.sub(rf" *{NUMBER}", " #", text) for text in (expected, printed)]
+    same = doctest.OutputChecker().check_output(*texts, flags)
+    numbers = [
+        np.array(re.findall(NUMBER, text), float) for text in (expected, printed)
+    ]
+    if same and "..." not in expected:
+        same = np.allclose(*numbers, rtol=0.05)
     assert same, f"expected:\n{expected}\nprinted:\n{printed}"
 
 
@@ -112,7 +119,7 @@ def test_figures_of_the_readme_stand_on_the_pages_that_it_names():
 
 
 def test_readme_is_short():
-    assert len((ROOT / "README.md").read_text().splitlines()) < 160
+    assert len((ROOT / "README.md").read_text().splitlines()) < 120
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
@@ -153,6 +160,9 @@ def test_the_reference_has_every_public_name():
     for module in modules - {*SUBMODULES}:
         pattern = rf"(auto|current)module:: jboost\.{module}\n"
         assert re.search(pattern, pages), module
+    # Their pages name each loss.
+    losses = {f"losses.{name}" for name in jb.losses.__all__ if name[0].islower()}
+    assert sorted(losses - listed) == []
 
 
 def test_references_in_docstrings_lead_to_public_names():
