@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The public names of a release, their parameters and attributes, stay.
 
-``data/version-0.1.0/names.json`` was written once, by ``write`` below. A name may leave
+``data/version-0.2.0/names.json`` was written once, by ``write`` below. A name may leave
 a later version only as docs/reliability.md says; then it leaves the file, too.
 """
 
@@ -16,7 +16,7 @@ from public_names import find_public_names
 
 import jboost as jb
 
-FILE = Path(__file__).parent / "data" / "version-0.1.0" / "names.json"
+FILE = Path(__file__).parent / "data" / "version-0.2.0" / "names.json"
 MODULES = ("distributions", "losses", "metrics", "plotting", "recipes", "sklearn")
 PROMISED = json.loads(FILE.read_text())
 ORDERED = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)

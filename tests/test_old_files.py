@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files that version 0.1.0 wrote still load, and predict what they predicted then.
+"""Files that earlier versions wrote still load, and predict what they predicted then.
 
 ``data/version-0.1.0`` was written once, by ``write`` below, which calls that version.
 These files are never written again: a later layout gets a folder of its own. There are
@@ -16,6 +16,7 @@ from tables import draw
 import jboost as jb
 
 FOLDER = Path(__file__).parent / "data" / "version-0.1.0"
+LINEAR = FOLDER.parent / "version-0.2.0" / "linear.jboost"
 MODELS = ("plain", "categories", "scores", "linked", "tree", "two-targets")
 WORDS = np.array(["red", "green", "blue", "größer"])
 FEW, ONE = dict(num_rounds=3, max_depth=3), dict(num_rounds=1, max_depth=3)
@@ -75,6 +76,22 @@ def test_training_goes_on():
     longer, _ = jb.fit(X, Y, model=model, feature_names=names, **ONE)
     assert longer.num_rounds == 4
     np.testing.assert_array_equal(longer.leaf_value[:3], model.leaf_value)
+
+
+def test_linear_leaves_predict_what_they_predicted():
+    """Version 0.2.0 wrote them, by ``write_linear``."""
+    model = jb.load(LINEAR)
+    assert model.slopes is not None
+    expected = json.loads(LINEAR.with_suffix(".json").read_text())
+    np.testing.assert_array_equal(jb.predict(model, X), np.float32(expected))
+
+
+def write_linear():
+    """Writes the file; run under version 0.2.0."""
+    model, _ = jb.fit(X, Y, linear_leaves=True, **FEW)
+    jb.save(model, LINEAR)
+    values = np.asarray(jb.predict(model, X)).astype(str).astype(float).tolist()
+    LINEAR.with_suffix(".json").write_text(f"{json.dumps(values)}\n")
 
 
 def two_distances(scores, target):
