@@ -28,6 +28,16 @@ def write_tables(page: str) -> str:
     return _PART.sub(_write_part, page)
 
 
+def list_sections() -> dict[str, list[str]]:
+    """Returns {section: the names of its arguments} in the order of the page."""
+    declarations = declared(FitSettings).items()
+    return {
+        section: [name for name, each in declarations if each.section == section]
+        + re.findall(r"\w+", others)
+        for _, section, others, _, _ in _PART.findall(PAGE.read_text())
+    }
+
+
 def _write_part(part):
     begin, section, others, _, end = part.groups()
     settings = {

@@ -1,22 +1,38 @@
 # SPDX-License-Identifier: Apache-2.0
 """Draws the pictures of the documentation: ``python docs/make_pictures.py``.
 
-Building the documentation draws missing pictures.
+A picture below a block of code on a page is the figure that this code draws; the other
+pictures have a function here. Building the documentation draws missing pictures.
 """
 
+import re
+import tempfile
+from contextlib import chdir, redirect_stdout
 from functools import cache, partial
 from pathlib import Path
 
-import jax.numpy as jnp
 import matplotlib.pyplot
 import numpy as np
-import pandas as pd
 
 import jboost as jb
 from jboost import plotting
 
-FOLDER = Path(__file__).parent / "pictures"
+HERE = Path(__file__).resolve().parent
+FOLDER = HERE / "pictures"
+PAGES = ["curvature", "explanations", "losses", "model-selection", "pictures"]
+_BLOCK = re.compile(
+    r"^```python\n(.*?)^```$(?:\s+^```text\n.*?^```$)?"
+    r"(?:\s+^!\[[^]]*\]\(pictures/(\w+)\.svg\)$)?",
+    re.S | re.M,
+)
 NAMES = ["rooms", "age", "distance", "noise"]
+# Text and axes are read on white and on black pages.
+GRAY = "#777b80"
+NEUTRAL = {
+    "figure.facecolor": "none", "axes.facecolor": "none", "legend.facecolor": "none",
+    "text.color": GRAY, "axes.edgecolor": GRAY, "axes.labelcolor": GRAY,
+    "axes.titlecolor": GRAY, "xtick.color": GRAY, "ytick.color": GRAY,
+}  # fmt: skip
 
 
 def make_homes():
@@ -70,7 +86,7 @@ def draw_contaminated():
     )
     x, y, wave = make_waves(0.15)
     left.plot(x[:, 0], y, ".", color="0.7", markersize=4, label="training rows")
-    left.plot(x[:, 0], wave, color="0.2", linewidth=1, label="truth")
+    left.plot(x[:, 0], wave, color="C4", linewidth=1, label="truth")
     for name, (loss, color, dashes) in WAVE_LOSSES.items():
         line = dict(color=color, linestyle=dashes, linewidth=2, label=name)
         left.plot(x[:, 0], fit_wave(loss, x, y), **line)
@@ -96,17 +112,6 @@ def mean_wave_error(loss, share, seed):
     return np.abs(fit_wave(loss, x, y) - wave).mean()
 
 
-def draw_learning_curve():
-    """Draws training and validation loss."""
-    return plotting.learning_curve(train_homes()[1]).figure
-
-
-def draw_folds():
-    """Draws means over folds with bands of one standard error."""
-    x, y = make_homes()
-    return plotting.learning_curve(jb.cross_validate(x, y, num_rounds=100)).figure
-
-
 def draw_tuning():
     """Draws the search of settings for noisy waves."""
     rng = np.random.default_rng(0)
@@ -114,72 +119,6 @@ def draw_tuning():
     y = x[:, 0] + np.sin(3 * x[:, 1]) + rng.normal(size=1000)
     _, tuned = jb.tune(x, y, trials=64, num_rounds=144)
     return plotting.tuning(tuned)[0].figure
-
-
-def draw_importance():
-    """Draws the importance of four features."""
-    return plotting.importance(train_homes()[0]).figure
-
-
-def draw_tree():
-    """Draws the first tree."""
-    return plotting.tree(train_homes()[0]).figure
-
-
-def draw_shap():
-    """Draws SHAP values of all rows."""
-    return plotting.shap_summary(train_homes()[0], make_homes()[0]).figure
-
-
-def draw_dependence():
-    """Draws the partial dependence on one feature."""
-    return plotting.partial_dependence(train_homes()[0], make_homes()[0], "age").figure
-
-
-def draw_dependence_two():
-    """Draws the partial dependence on two features that interact."""
-    pair = ("rooms", "distance")
-    return plotting.partial_dependence(train_homes()[0], make_homes()[0], pair).figure
-
-
-@cache
-def train_districts():
-    """Returns a model of rents by rooms and one of 30 districts of different sizes."""
-    rng = np.random.default_rng(0)
-    district = np.minimum(rng.zipf(1.3, 2000), 30)
-    effect = rng.normal(size=31)
-    rooms = rng.normal(size=2000)
-    names = np.array([f"district {number}" for number in range(31)])
-    x = pd.DataFrame({"rooms": rooms, "district": names[district]})
-    y = rooms + effect[district] + 0.3 * rng.normal(size=2000)
-    return jb.fit(x, y, num_rounds=50, max_depth=3)[0], x
-
-
-def draw_dependence_categories():
-    """Draws the partial dependence on a feature with more categories than are shown."""
-    model, x = train_districts()
-    return plotting.partial_dependence(model, x, "district", max_categories=12).figure
-
-
-def draw_loss_absolute():
-    """Draws |r|, whose Hessian is zero."""
-    return plotting.loss(jb.losses.absolute_error, 0.0)[0].figure
-
-
-def draw_loss_poisson():
-    """Draws a loss whose Hessian is a good curvature."""
-    return plotting.loss(jb.losses.poisson, 3.0, np.linspace(-2, 3, 401))[0].figure
-
-
-def draw_loss_cautious():
-    """Draws the custom loss of the page on losses."""
-    return plotting.loss(cautious, 0.0)[0].figure
-
-
-def draw_policies():
-    """Draws a non-convex loss with three policies."""
-    policies = ("auto", "secant", "absolute")
-    return plotting.loss(jb.losses.cauchy, 0.0, curvature=policies)[0].figure
 
 
 def draw_leaf():
@@ -211,17 +150,20 @@ def draw_leaf():
     return figure
 
 
-def cautious(score, target):
-    """Limits the effect of outliers; predicting too high costs four times as much."""
-    residual = score - target
-    return jnp.where(residual > 0, 4.0, 1.0) * jnp.log1p(residual**2)
-
-
 PICTURES = {
     name.removeprefix("draw_"): function
     for name, function in dict(globals()).items()
     if name.startswith("draw_")
 }
+
+
+def adapt_colors(path: Path) -> None:
+    """Makes the white ground of an SVG transparent, and its black text gray."""
+    text = re.sub(r"fill: ?#ffffff", "fill: none", path.read_text())
+    text = re.sub(r"#(000000|333333|262626)\b", GRAY, text)
+    if "svg{fill" not in text:  # paths without a color are black otherwise
+        text = text.replace('"text/css">*{', f'"text/css">svg{{fill: {GRAY}}} *{{')
+    path.write_text(text)
 
 
 def write_report() -> None:
@@ -232,22 +174,47 @@ def write_report() -> None:
     jb.report(model, x[300:], y[300:], history=history, path=path, title="Rents")
 
 
+def draw_page(text: str) -> None:
+    """Runs the code of a page until its last picture, and saves the figures."""
+    blocks = _BLOCK.findall(text)
+    names = {"__name__": "page"}
+    while any(name for _, name in blocks):
+        code, name = blocks.pop(0)
+        matplotlib.pyplot.close("all")
+        exec(code, names)
+        if name:
+            save(matplotlib.pyplot.gcf(), name)
+
+
+def save(figure, name: str) -> None:
+    """Writes a figure without a date: equal pictures give equal files."""
+    figure.savefig(FOLDER / f"{name}.svg", metadata={"Date": None})
+    matplotlib.pyplot.close(figure)
+
+
 def draw_missing(anew: bool = False) -> None:
-    """Writes an SVG for each function above and a report, unless they exist."""
+    """Writes all pictures and a report, unless they exist."""
     FOLDER.mkdir(exist_ok=True)
+    if anew:
+        for name in ("benchmark", "gpu"):  # come from experiments/benchmark.py
+            adapt_colors(FOLDER / f"{name}.svg")
     if anew or not (FOLDER / "report.html").exists():
         write_report()
     matplotlib.use("Agg")
-    # A fixed salt, and no date: equal pictures give equal files.
-    style = {"svg.hashsalt": "jboost", "figure.facecolor": "white"}
-    for name, draw in PICTURES.items():
-        path = FOLDER / f"{name}.svg"
-        if path.exists() and not anew:
-            continue
-        with matplotlib.rc_context(style):
-            figure = draw()
-            figure.savefig(path, metadata={"Date": None})
-            matplotlib.pyplot.close(figure)
+
+    def is_missing(name):
+        return bool(name) and (anew or not (FOLDER / f"{name}.svg").exists())
+
+    with (
+        matplotlib.rc_context({"svg.hashsalt": "jboost", **NEUTRAL}),
+        tempfile.TemporaryDirectory() as folder, chdir(folder), redirect_stdout(None),
+    ):  # fmt: skip
+        for name in filter(is_missing, PICTURES):
+            save(PICTURES[name](), name)
+        for page in PAGES:
+            text = (HERE / f"{page}.md").read_text()
+            if any(is_missing(name) for _, name in _BLOCK.findall(text)):
+                draw_page(text)
 
 
 if __name__ == "__main__":

@@ -237,5 +237,12 @@ def negative_binomial(score: Float[Array, "2"]) -> NegativeBinomial:
 
 
 def zero_inflated_poisson(score: Float[Array, "2"]) -> ZeroInflatedPoisson:
-    """Makes a zero-inflated Poisson: rate = exp(score[0]), gate = sigmoid(score[1])."""
+    """Makes a zero-inflated Poisson: rate = exp(score[0]), gate = sigmoid(score[1]).
+
+    Example:
+      >>> import jax.numpy as jnp, jboost as jb
+      >>> found = jb.distributions.zero_inflated_poisson(jnp.zeros(2))
+      >>> round(float(found.mean), 4)
+      0.5
+    """
     return ZeroInflatedPoisson(positive(score[0]), bounded(score[1]))

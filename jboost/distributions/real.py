@@ -232,7 +232,14 @@ def normal(score: Float[Array, "2"]) -> Normal:
 
 
 def laplace(score: Float[Array, "2"]) -> Laplace:
-    """Makes a Laplace distribution: loc = score[0], scale = exp(score[1])."""
+    """Makes a Laplace distribution: loc = score[0], scale = exp(score[1]).
+
+    Example:
+      >>> import jax.numpy as jnp, jboost as jb
+      >>> found = jb.distributions.laplace(jnp.zeros(2))
+      >>> round(float(found.mean), 4)
+      0.0
+    """
     return Laplace(score[0], positive(score[1]))
 
 
@@ -240,6 +247,12 @@ def student_t(score: Float[Array, "3"]) -> StudentT:
     """Makes Student's t: loc = score[0], scale = exp(score[1]), df = 1 + exp(score[2]).
 
     More than one degree of freedom, at least 1.0001: the mean exists.
+
+    Example:
+      >>> import jax.numpy as jnp, jboost as jb
+      >>> found = jb.distributions.student_t(jnp.zeros(3))
+      >>> round(float(found.mean), 4)
+      0.0
     """
     df = 1 + positive(jnp.maximum(score[2], _LEAST_LOG_EXCESS))
     return StudentT(score[0], positive(score[1]), df)

@@ -31,7 +31,13 @@ Report = Literal["current", "first"]
 
 
 class Adaptive(NamedTuple):
-    """Holds a loss with parameters that are re-estimated after each round."""
+    """Holds a loss with parameters that are re-estimated after each round.
+
+    Attributes:
+      loss: the loss of a row, or of a group of rows, at given parameters.
+      estimate: the function that estimates the parameters.
+      report: the parameters that reported losses use.
+    """
 
     loss: Callable[..., Any]
     estimate: Callable[..., Any]
@@ -94,6 +100,11 @@ def make_adaptive_huber(*, alpha: float = 0.9) -> Adaptive:
 
     Losses are reported at the delta of the first round (``report="first"`` in
     :func:`adaptive`), because losses at different deltas are not comparable.
+
+    Example:
+      >>> import jboost as jb
+      >>> jb.losses.make_adaptive_huber(alpha=0.9).report
+      'first'
     """
     check_parameter("alpha", alpha, partial(check_number, above=0, below=1))
 
@@ -117,6 +128,12 @@ def weighted_quantile(
     Bisects the ordered bit patterns of float32 (32 passes over the rows), which is
     exact and much cheaper than sorting inside a compiled loop. The derivative is the
     weighted mean of those of the values equal to v; in weights and q, it is 0.
+
+    Example:
+      >>> import jax.numpy as jnp, jboost as jb
+      >>> values, weights = jnp.array([1.0, 2.0, 9.0]), jnp.ones(3)
+      >>> float(jb.losses.weighted_quantile(values, weights, 0.5))
+      2.0
     """
     check_parameter("q", q, partial(check_number, least=0, most=1))
     values = jnp.asarray(values, jnp.float32)
@@ -153,10 +170,15 @@ STEPS = 24  # halve log(1e12) to 2e-6
 
 
 class Variances(NamedTuple):
-    """Holds the variances of a model with random intercepts."""
+    """Holds the variances of a model with random intercepts.
 
-    residual: Float[Array, ""]  # s^2
-    intercept: Float[Array, ""]  # t^2
+    Attributes:
+      residual: the variance s^2 of a row around the intercept of its group.
+      intercept: the variance t^2 of the intercepts.
+    """
+
+    residual: Float[Array, ""]
+    intercept: Float[Array, ""]
 
 
 def _check_variances(name, variances):

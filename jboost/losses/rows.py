@@ -121,7 +121,13 @@ def squared_error(score, target):
 
 @built_in()
 def absolute_error(score, target):
-    """Returns |r|; minimized by the median (Friedman 2001, algorithm 3)."""
+    """Returns |r|; minimized by the median (Friedman 2001, algorithm 3).
+
+    Example:
+      >>> import jboost as jb
+      >>> float(jb.losses.absolute_error(3.0, 1.0))
+      2.0
+    """
     residual = _residual(score, target)
     return jnp.sign(residual) * residual  # the gradient of jnp.abs at 0 is 1, not 0
 
@@ -135,6 +141,11 @@ def huber(score, target, *, delta=1.0):
     Args:
       delta: the threshold of |r| between the quadratic and the linear part, in the
         units of the target.
+
+    Example:
+      >>> import jboost as jb
+      >>> float(jb.losses.huber(3.0, 1.0, delta=1.0))
+      1.5
     """
     magnitude = absolute_error(score, target)
     square = jnp.square(_residual(score, target)) / 2
@@ -143,7 +154,13 @@ def huber(score, target, *, delta=1.0):
 
 @built_in(delta=POSITIVE)
 def pseudo_huber(score, target, *, delta=1.0):
-    """Returns delta^2 (sqrt(1 + (r / delta)^2) - 1) (Charbonnier et al. 1997)."""
+    """Returns delta^2 (sqrt(1 + (r / delta)^2) - 1) (Charbonnier et al. 1997).
+
+    Example:
+      >>> import jboost as jb
+      >>> round(float(jb.losses.pseudo_huber(3.0, 1.0)), 4)
+      1.2361
+    """
     ratio = _residual(score, target) / delta
     # sqrt(1 + u) - 1 = u / (sqrt(1 + u) + 1) avoids cancellation near zero.
     return delta**2 * jnp.square(ratio) / (jnp.sqrt(1 + jnp.square(ratio)) + 1)
@@ -151,7 +168,13 @@ def pseudo_huber(score, target, *, delta=1.0):
 
 @built_in()
 def log_cosh(score, target):
-    """Returns log cosh r: about r^2 / 2 for small |r|, |r| - log 2 for large |r|."""
+    """Returns log cosh r: about r^2 / 2 for small |r|, |r| - log 2 for large |r|.
+
+    Example:
+      >>> import jboost as jb
+      >>> round(float(jb.losses.log_cosh(3.0, 1.0)), 4)
+      1.325
+    """
     return _log_cosh(_residual(score, target))
 
 
@@ -170,6 +193,11 @@ def quantile(score, target, *, tau=0.5):
     """Returns the pinball loss max(-tau r, (1 - tau) r).
 
     Minimized by the tau-quantile (Koenker and Bassett 1978).
+
+    Example:
+      >>> import jboost as jb
+      >>> round(float(jb.losses.quantile(3.0, 1.0, tau=0.9)), 4)
+      0.2
     """
     residual = _residual(score, target)
     return jnp.where(residual > 0, (1 - tau) * residual, -tau * residual)
@@ -177,7 +205,13 @@ def quantile(score, target, *, tau=0.5):
 
 @built_in(tau=SHARE)
 def expectile(score, target, *, tau=0.5):
-    """Returns the asymmetric squared error |tau - 1[r > 0]| r^2 (Newey and Powell)."""
+    """Returns the asymmetric squared error |tau - 1[r > 0]| r^2 (Newey and Powell).
+
+    Example:
+      >>> import jboost as jb
+      >>> round(float(jb.losses.expectile(3.0, 1.0, tau=0.9)), 4)
+      0.4
+    """
     residual = _residual(score, target)
     return jnp.where(residual > 0, 1 - tau, tau) * jnp.square(residual)
 
@@ -188,6 +222,11 @@ def poisson(score, target):
 
     This is the Poisson negative log-likelihood up to a term that does not depend on the
     score (McCullagh and Nelder 1989, chapter 6). Pass log exposure as ``offset``.
+
+    Example:
+      >>> import jboost as jb
+      >>> float(jb.losses.poisson(0.0, 2))
+      1.0
     """
     target = _like(score, target)
     return _defined(target >= 0, jnp.exp(score) - target * score)
@@ -199,6 +238,11 @@ def gamma(score, target):
 
     The score is the log of the mean. This is half the gamma deviance up to a term that
     does not depend on the score (McCullagh and Nelder 1989, chapter 8).
+
+    Example:
+      >>> import jboost as jb
+      >>> float(jb.losses.gamma(0.0, 2.0))
+      2.0
     """
     target = _like(score, target)
     return _defined(target > 0, target * jnp.exp(-score) + score)
@@ -210,6 +254,11 @@ def tweedie(score, target, *, power=1.5):
 
     For targets that are zero or positive and continuous, such as insurance claims; the
     score s is the log of the mean (Jorgensen 1987).
+
+    Example:
+      >>> import jboost as jb
+      >>> float(jb.losses.tweedie(0.0, 2.0, power=1.5))
+      6.0
     """
     target = _like(score, target)
     zero_part = jnp.exp((2 - power) * score) / (2 - power)
@@ -224,6 +273,11 @@ def logistic(score, target):
     """Returns the binary cross-entropy log(1 + e^score) - target score.
 
     The score is the logit; ``target`` is 0 or 1, or a probability (a soft label).
+
+    Example:
+      >>> import jboost as jb
+      >>> round(float(jb.losses.logistic(0.0, 1)), 4)
+      0.6931
     """
     target = _like(score, target)
     value = softplus(score) - target * score
@@ -237,6 +291,11 @@ def softmax(score, target):
     Args:
       score: one logit per class (``num_scores=K``).
       target: the class, an integer from 0 to K - 1.
+
+    Example:
+      >>> import jax.numpy as jnp, jboost as jb
+      >>> round(float(jb.losses.softmax(jnp.zeros(3), 2)), 4)
+      1.0986
     """
     target = jnp.asarray(target)
     label = target.astype(jnp.int32)
@@ -249,7 +308,13 @@ def softmax(score, target):
 
 @built_in()
 def exponential(score, target):
-    """Returns exp(-target score) for targets -1 and +1 (Schapire and Singer 1999)."""
+    """Returns exp(-target score) for targets -1 and +1 (Schapire and Singer 1999).
+
+    Example:
+      >>> import jboost as jb
+      >>> float(jb.losses.exponential(0.0, 1))
+      1.0
+    """
     target = _like(score, target)
     return _defined(jnp.abs(target) == 1, jnp.exp(-target * score))
 
@@ -260,6 +325,11 @@ def focal(score, target, *, gamma=2.0, alpha=0.25):
 
     The score is a logit, p_t is the predicted probability of the true class, and
     alpha_t is alpha for target 1 and 1 - alpha for target 0. Not convex.
+
+    Example:
+      >>> import jboost as jb
+      >>> round(float(jb.losses.focal(0.0, 1)), 4)
+      0.0433
     """
     target = _like(score, target)
     sign = 2 * target - 1
@@ -272,26 +342,50 @@ def focal(score, target, *, gamma=2.0, alpha=0.25):
 
 @built_in()
 def hinge(score, target):
-    """Returns max(0, 1 - target score) for targets -1 and +1 (Cortes, Vapnik 1995)."""
+    """Returns max(0, 1 - target score) for targets -1 and +1 (Cortes, Vapnik 1995).
+
+    Example:
+      >>> import jboost as jb
+      >>> float(jb.losses.hinge(0.25, 1))
+      0.75
+    """
     target = _like(score, target)
     return _defined(jnp.abs(target) == 1, jnp.maximum(0.0, 1 - target * score))
 
 
 @built_in()
 def hinge_squared(score, target):
-    """Returns max(0, 1 - target score)^2 for targets -1 and +1."""
+    """Returns max(0, 1 - target score)^2 for targets -1 and +1.
+
+    Example:
+      >>> import jboost as jb
+      >>> float(jb.losses.hinge_squared(0.5, 1))
+      0.25
+    """
     return jnp.square(hinge(score, target))
 
 
 @built_in(scale=POSITIVE)
 def cauchy(score, target, *, scale=1.0):
-    """Returns log(1 + (r / scale)^2 / 2) (Barron 2019, alpha = 0). Not convex."""
+    """Returns log(1 + (r / scale)^2 / 2) (Barron 2019, alpha = 0). Not convex.
+
+    Example:
+      >>> import jboost as jb
+      >>> round(float(jb.losses.cauchy(3.0, 1.0)), 4)
+      1.0986
+    """
     return jnp.log1p(jnp.square(_residual(score, target) / scale) / 2)
 
 
 @built_in(scale=POSITIVE)
 def welsch(score, target, *, scale=1.0):
-    """Returns 1 - exp(-(r / scale)^2 / 2) (Barron 2019, alpha = -inf). Not convex."""
+    """Returns 1 - exp(-(r / scale)^2 / 2) (Barron 2019, alpha = -inf). Not convex.
+
+    Example:
+      >>> import jboost as jb
+      >>> round(float(jb.losses.welsch(3.0, 1.0)), 4)
+      0.8647
+    """
     return -jnp.expm1(-jnp.square(_residual(score, target) / scale) / 2)
 
 
@@ -340,7 +434,14 @@ def inverse_link(loss: Any) -> Callable[..., Any] | None:
 
 
 def bare_loss(loss: Any) -> Any:
-    """Returns the function inside ``functools.partial``."""
+    """Returns the function inside ``functools.partial``.
+
+    Example:
+      >>> from functools import partial
+      >>> import jboost as jb
+      >>> jb.losses.bare_loss(partial(jb.losses.huber, delta=2.0)).__name__
+      'huber'
+    """
     while isinstance(loss, functools.partial):
         loss = loss.func
     return loss

@@ -49,6 +49,11 @@ def find_metric(name: str) -> Callable[..., Any] | None:
     """Returns a metric by its name; None if there is none.
 
     Of metrics of groups that look at the first ranks, "ndcg@10" is ``ndcg`` at 10.
+
+    Example:
+      >>> import jboost as jb
+      >>> jb.metrics.find_metric("auc") is jb.metrics.auc
+      True
     """
     base, cut, at = name.partition("@")
     if not cut:

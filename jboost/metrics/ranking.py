@@ -47,6 +47,11 @@ def average_precision(scores, targets, weights, inverse_link):
     Larger is better. P_n and R_n are precision and recall at the n-th threshold. For
     K > 2 classes, it is the mean of one-vs-rest. For targets [N, K], which may be NaN
     where unknown, it is the mean over the labels.
+
+    Example:
+      >>> import jboost as jb
+      >>> float(jb.metrics.average_precision([0.1, 0.7, 0.4], [0, 1, 1]))
+      1.0
     """
     name = "average_precision"
     return _rank(_precision_of_two, name, scores, targets, weights, inverse_link)

@@ -29,6 +29,11 @@ def log_loss(scores, targets, weights, inverse_link):
     the mean over the labels. Targets of two classes can be probabilities. With the
     links sigmoid and softmax it is computed from the scores; with any other link,
     probabilities are clipped to [e, 1 - e], e = 2^-23, as in scikit-learn for float32.
+
+    Example:
+      >>> import jboost as jb
+      >>> round(float(jb.metrics.log_loss([0.25, 0.5], [0, 1])), 4)
+      0.4904
     """
     logs = _log_probabilities(scores, inverse_link)
     if logs.ndim == 2 and scores.ndim == 2:
@@ -45,6 +50,11 @@ def brier(scores, targets, weights, inverse_link):
     """Returns the mean of (p - target)^2, summed over K > 2 (``brier_score_loss``).
 
     For targets [N, K], which may be NaN where unknown, it is the mean over the labels.
+
+    Example:
+      >>> import jboost as jb
+      >>> float(jb.metrics.brier([0.25, 0.5], [0, 1]))
+      0.15625
     """
     found = link_rows(scores, inverse_link)
     if found.ndim == 1:
@@ -63,6 +73,11 @@ def accuracy(scores, targets, weights, inverse_link):
 
     Targets are [N]. The label is the class with the largest probability. For two
     classes and one score, it is the second class if its probability is above 1/2.
+
+    Example:
+      >>> import jboost as jb
+      >>> round(float(jb.metrics.accuracy([0.1, 0.3, 0.9], [0, 1, 1])), 4)
+      0.6667
     """
     return 1 - _find_error(scores, targets, weights, inverse_link)
 
@@ -72,6 +87,11 @@ def error(scores, targets, weights, inverse_link):
     """Returns the fraction of wrong labels, 1 - accuracy (``zero_one_loss``).
 
     Targets are [N].
+
+    Example:
+      >>> import jboost as jb
+      >>> round(float(jb.metrics.error([0.1, 0.3, 0.9], [0, 1, 1])), 4)
+      0.3333
     """
     return _find_error(scores, targets, weights, inverse_link)
 
@@ -149,13 +169,25 @@ def mae(found, targets, weights):
 
 @of_rows(_predict)
 def mse(found, targets, weights):
-    """Returns the mean of (prediction - target)^2 (``mean_squared_error``)."""
+    """Returns the mean of (prediction - target)^2 (``mean_squared_error``).
+
+    Example:
+      >>> import jboost as jb
+      >>> float(jb.metrics.mse([1.0, 3.0], [2.0, 5.0]))
+      2.5
+    """
     return jnp.mean(mean_rows(jnp.square(found - targets), weights))
 
 
 @of_rows(_predict)
 def rmse(found, targets, weights):
-    """Returns the mean of each output's root ``mse`` (``root_mean_squared_error``)."""
+    """Returns the mean of each output's root ``mse`` (``root_mean_squared_error``).
+
+    Example:
+      >>> import jboost as jb
+      >>> round(float(jb.metrics.rmse([1.0, 3.0], [2.0, 5.0])), 4)
+      1.5811
+    """
     return jnp.mean(jnp.sqrt(mean_rows(jnp.square(found - targets), weights)))
 
 
@@ -165,6 +197,11 @@ def mape(found, targets, weights):
 
     It is a fraction, not a percentage; |target| counts as at least 2^-52, as in
     scikit-learn.
+
+    Example:
+      >>> import jboost as jb
+      >>> float(jb.metrics.mape([1.0, 3.0], [2.0, 2.0]))
+      0.5
     """
     size = jnp.maximum(jnp.abs(targets), jnp.float32(2.0**-52))
     return jnp.mean(mean_rows(jnp.abs(found - targets) / size, weights))
@@ -176,6 +213,11 @@ def r2(found, targets, weights):
 
     It is 1 for equal targets that are all predicted exactly, 0 for other predictions of
     equal targets, and NaN for a single target. Rows of weight 0 do not count.
+
+    Example:
+      >>> import jboost as jb
+      >>> round(float(jb.metrics.r2([1.0, 3.0], [2.0, 5.0])), 4)
+      -0.1111
     """
     center = targets - mean_rows(targets, weights)[:, None]
     left = mean_rows(jnp.square(found - targets), weights)
@@ -195,6 +237,11 @@ def poisson_deviance(found, targets, weights):
 
     It is NaN unless all targets t >= 0 and all predictions p >= 0. At p = 0, which
     scores below -87 round to, it is the limit: 0 for t = 0, otherwise infinite.
+
+    Example:
+      >>> import jboost as jb
+      >>> round(float(jb.metrics.poisson_deviance([1.0, 2.0], [1.0, 3.0])), 4)
+      0.2164
     """
     ratio = jnp.where(targets > 0, targets / found, 1)
     value = jax.scipy.special.xlogy(targets, ratio) - targets + found
@@ -208,6 +255,11 @@ def gamma_deviance(found, targets, weights):
     """Returns the mean of 2 (log(p / t) + t / p - 1) (``mean_gamma_deviance``).
 
     It is NaN unless all targets t > 0 and all predictions p >= 0; infinite at p = 0.
+
+    Example:
+      >>> import jboost as jb
+      >>> round(float(jb.metrics.gamma_deviance([1.0, 2.0], [1.0, 3.0])), 4)
+      0.0945
     """
     ratio = targets / found
     value = jnp.where(found > 0, ratio - jnp.log(ratio) - 1, jnp.inf)
