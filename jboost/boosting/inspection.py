@@ -163,7 +163,7 @@ def inspect_loss(
             curvature=choices.curvature,
             leaf_solver=choices.leaf_solver,
             l2=choices.l2,
-            min_child_samples=choices.min_child_samples or "auto",
+            min_child_samples=max(choices.min_child_samples, 0) or "auto",
         ),
     )
 

@@ -102,9 +102,9 @@ def may_run() -> bool:
     if lacking and not _warned:
         _warned.append(True)
         warn_user(
-            "jboost was installed without its CPU kernels (no C++17 compiler was "
-            "found), so everything runs on plain XLA: the same results, several times "
-            "slower; reinstall it where there is a compiler",
+            "jboost was installed without its CPU kernels (Windows has none; elsewhere "
+            "no C++17 compiler was found), so everything runs on plain XLA: the same "
+            "results, several times slower",
             RuntimeWarning,
         )
     return calls.available() and implementation in (None, "cpu")

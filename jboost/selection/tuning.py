@@ -81,8 +81,6 @@ _KEPT = 1 / 3  # the share of points that goes on
 _FEWEST = 3  # points that must have come as far before one ends
 _PATIENCE = 3.0  # time without improvement after which a point ends
 _SEARCHED = 0.7  # the share of the seconds after which no more rounds are made
-_FOLDS = 5
-_ENOUGH = 4000  # held-out rows
 _STORED = 24  # points with held-out scores
 _CANDIDATES = 12  # points that the ensemble is chosen from
 _TURNS = 24  # the greatest sum of the counts that give weights
@@ -517,7 +515,7 @@ def tune(
     space: Mapping[str, Any] | None = None,
     ensemble: int = 5,
     outer_folds: Any = None,
-    folds: Any = "auto",
+    folds: Any = 5,
     stratify: Any = None,
     groups: Any = None,
     shuffle: bool = True,
@@ -555,9 +553,7 @@ def tune(
       outer_folds: folds of a nested cross-validation, as ``folds``: the search is
         repeated without the rows of each, which takes ``seconds`` each time, and
         ``tuned.outer`` has the criterion there. None: no such folds.
-      folds: those of :func:`jboost.cross_validate`, or "auto": five, and only the first
-        ones as soon as they hold out 4,000 rows.
-      stratify, groups, shuffle, metrics, mesh: arguments of
+      folds, stratify, groups, shuffle, metrics, mesh: arguments of
         :func:`jboost.cross_validate`.
       by: the criterion, as for :func:`jboost.cross_validate`. It must name a metric if
         ``space`` has parameters of the loss.
@@ -621,7 +617,7 @@ def _tune(request, *, loss, given, effort, space):
     """
     begun = time.perf_counter()
     settings = read_settings(given, StudySettings).with_rounds(stops=True)
-    study, make = _open_study(request, loss, settings)
+    study, make = open_study(request, loss, [{}], settings)
     usual, num_rows = make("", {}).problem, study.rows.size
     axes = default_space(settings, num_rows)
     axes = {name: axis for name, axis in axes.items() if name not in given} | space
@@ -647,17 +643,6 @@ def _tune(request, *, loss, given, effort, space):
         call = request, loss, given, settings, study.rows.data.groups is not None
         model, tuned = _train_members(tuned, weights, call, over)
     return model, tuned, search
-
-
-def _open_study(request, loss, settings):
-    """Opens a study; of "auto" folds, it keeps as many as hold out enough rows."""
-    if not isinstance(request.folds, str) or request.folds != "auto":
-        return open_study(request, loss, [{}], settings)
-    study, make = open_study(request._replace(folds=_FOLDS), loss, [{}], settings)
-    held_out = np.cumsum((study.folds.held_out > 0).sum(axis=1))
-    count = int(np.searchsorted(held_out, _ENOUGH)) + 1
-    kept = jax.tree.map(lambda mask: mask[:count], study.folds)
-    return study._replace(folds=kept), make
 
 
 def _try_outside(search, request, run, folds):

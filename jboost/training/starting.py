@@ -620,7 +620,7 @@ def start_record(request: Any, prepared: Any, job: Job, state: BoostState, rule:
             rows_per_threshold=request.settings.rows_per_threshold,
             parent_rows=float(request.settings.parent_rows),
             linear_leaves=method.num_terms > 0,
-            learning_rate=float(request.rates[0]) if len(request.rates) else None,
+            learning_rate=_shorten(request.rates[0]) if len(request.rates) else None,
             early_stopping_rounds=request.settings.early_stopping_rounds,
             refit=prepared.whole is not None,
         ),
@@ -632,3 +632,8 @@ def start_record(request: Any, prepared: Any, job: Job, state: BoostState, rule:
         parameters=[fetch(state.parameters)],
         by=request.by,
     )
+
+
+def _shorten(rate):
+    """Returns a float32 number as people write it: 0.1, not 0.10000000149."""
+    return float(f"{float(rate):.7g}")
