@@ -75,8 +75,8 @@ def report(
     worst rows explained), the trees, and the settings. Sliders change the features of
     a row, and the page computes the prediction, because it holds the trees.
 
-    The page holds values of up to 500 of the rows: do not publish it where these
-    must not be.
+    The page holds the values of up to 500 rows, the targets of 600, and the names of
+    categories: do not publish it where these must not be.
 
     Args:
       model: a model from :func:`jboost.fit`.
