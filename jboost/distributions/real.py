@@ -258,6 +258,8 @@ def student_t(score: Float[Array, "3"]) -> StudentT:
     return StudentT(score[0], positive(score[1]), df)
 
 
+# ---- mixtures -----------------------------------------------------------------------
+
 _LARGEST_LOGIT = 20.0  # no weight of a component is 0
 
 

@@ -21,7 +21,7 @@ from jboost.entry.decorators import on_host
 from jboost.entry.messages import MOST_LINES, cut, import_pandas, make_table, show
 from jboost.entry.programs import compiled
 from jboost.metrics import MAXIMIZED
-from jboost.model.ensemble import Model, read_model
+from jboost.model.ensemble import Model, find_used_features, read_model
 from jboost.model.nodes import (
     LEAF,
     Nodes,
@@ -44,7 +44,6 @@ from jboost.training.metrics import (
     evaluate_metric,
     try_metrics,
 )
-from jboost.trees.tree import NO_TERM
 
 ImportanceKind = Literal["improvement", "gain", "cover", "splits"]
 KINDS = ("improvement", "gain", "cover", "splits")
@@ -218,7 +217,7 @@ def permutation_importance(
       >>> bool(found.values[0] > 10 * abs(found.values[1]))
       True
     """
-    ensemble, nodes = read_model(model), model.nodes()
+    ensemble = read_model(model)
     checks.check_integer("num_repeats", num_repeats, least=1)
     checks.check_integer("seed", seed, least=0)
     matched, wide = match_wide(ensemble, x)
@@ -236,11 +235,7 @@ def permutation_importance(
             f"{measured} must be finite on x and y, got {before}; a target may be "
             f"outside the domain of the {measured}"
         )
-    used = nodes.feature[nodes.is_split]
-    if nodes.slopes is not None:
-        terms = nodes.slopes.feature
-        used = np.append(used, terms[terms != NO_TERM])
-    for feature in np.unique(used):
+    for feature in find_used_features(ensemble):
         column = matrix[:, feature].copy()
         for repeat in range(num_repeats):
             # One seed per shuffle, so that it does not depend on other columns.
@@ -372,6 +367,8 @@ def _sum_by_feature(feature, values, num_features):
 def _names(model):
     return model.feature_names or tuple(map(str, range(model.num_features)))
 
+
+# ---- the trees as a table -----------------------------------------------------------
 
 _COLUMNS = (
     "Tree", "Node", "ID", "Feature", "Split", "Yes", "No", "Missing", "Gain", "Cover",

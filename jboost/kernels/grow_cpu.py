@@ -194,6 +194,8 @@ def keep_scratch() -> Iterator[None]:
         keep(-1)
 
 
+# ---- least-squares trees, by native/cart.cc ------------------------------------------
+
 _MOST = 2**32  # no limit on rows or levels is greater in effect
 
 

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
-from jaxtyping import Array, Bool, Float, Int32, UInt32
+from jaxtyping import Array, Bool, Float, Int, Int32, UInt32
 
 from jboost.codes.bins import Bins
 from jboost.entry import checks
@@ -22,7 +22,14 @@ from jboost.numerics.arrays import is_large_elsewhere
 from jboost.tables.categories import Categories, column_values
 from jboost.tables.frames import Schema
 from jboost.tables.sparse import Absent
-from jboost.trees.tree import CATEGORICAL, BoostedTrees, LeafSums, Slopes, find_ranges
+from jboost.trees.tree import (
+    CATEGORICAL,
+    NO_TERM,
+    BoostedTrees,
+    LeafSums,
+    Slopes,
+    find_ranges,
+)
 
 _FEW, _OFTEN = 2**10, 16  # numbers in a small result; results of the same shape
 _MANY_BYTES = 2**21  # from this size on, compiling a slice is faster than copying
@@ -343,6 +350,15 @@ def rounds_of(model: Ensemble) -> dict[str, Any]:
         "links", "wide_threshold", "slopes",
     )  # fmt: skip
     return {name: getattr(model, name) for name in names}
+
+
+def find_used_features(model: Ensemble) -> Int[np.ndarray, " U"]:
+    """Returns the features of the splits and linear terms, ascending."""
+    used = np.asarray(model.feature)[np.asarray(model.is_split)]
+    if model.slopes is None:
+        return np.unique(used)
+    terms = np.asarray(model.slopes.feature)
+    return np.union1d(used, terms[terms != NO_TERM])
 
 
 def read_model(model: Any) -> Ensemble:

@@ -17,7 +17,7 @@ from jax.core import Tracer
 from jaxtyping import Array
 
 from jboost.kernels.prediction import ReadyModel
-from jboost.model.ensemble import Ensemble
+from jboost.model.ensemble import Ensemble, find_used_features
 from jboost.model.preparing import ON_DEVICE, Task, check_columns, prepare_model
 from jboost.model.scores import make_ready
 from jboost.model.wide_thresholds import match_wide
@@ -125,8 +125,7 @@ def keep_used_features(model: Ensemble) -> tuple[Ensemble, np.ndarray, int]:
     """
     feature, split = np.asarray(model.feature), np.asarray(model.is_split)
     terms = None if model.slopes is None else np.asarray(model.slopes.feature)
-    in_terms = feature[:0] if terms is None else terms[terms >= 0]
-    used = np.union1d(feature[split], in_terms)
+    used = find_used_features(model)
     width = padded_size(len(used), least=8)
     index = np.full(model.num_features, width, np.int32)
     index[used] = np.arange(len(used))

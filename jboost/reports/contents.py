@@ -6,24 +6,22 @@ In: a model and rows. Out: tables and samples as plain values, for ``page.js``.
 
 import platform
 from collections.abc import Sequence
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import jax
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Float
 
 from jboost.entry.importing import read_version
 from jboost.explanation.importance import permutation_importance
 from jboost.explanation.shap import shap_interactions, shap_values
-from jboost.model.ensemble import Ensemble
+from jboost.model.ensemble import Ensemble, find_used_features
 from jboost.plotting.canvas import name_features
 from jboost.reports.quality import Scored
 from jboost.training.record import History
-from jboost.trees.tree import NO_TERM
 
-SAMPLE = 300  # rows of the swarms
-SHOWN = 12  # features with a swarm and a dependence
+_SAMPLE = 300  # rows of the swarms
+_SHOWN = 12  # features with a swarm and a dependence
 _PAIRED = 60  # rows with an explanation of pairs of features
 _MOST_PAIRS = 2**22  # numbers in their table
 _MOST_SCORES = 6  # with swarms
@@ -38,10 +36,10 @@ _SELDOM = 0.9  # share of missing cells
 
 
 def list_features(
-    model: Ensemble, matrix: Float[np.ndarray, "N F"], used: Int[np.ndarray, " U"]
+    model: Ensemble, matrix: Float[np.ndarray, "N F"]
 ) -> list[dict[str, Any]]:
     """Describes each column: its values, and whether the model uses it."""
-    named = model.categories
+    named, used = model.categories, find_used_features(model)
     features = []
     names = name_features(model.feature_names, model.num_features)
     for index, name in enumerate(names):
@@ -76,16 +74,6 @@ def list_features(
     return features
 
 
-def find_used(model: Ensemble) -> Int[np.ndarray, " U"]:
-    """Returns the features of the splits and linear terms, ascending."""
-    feature, slopes = np.asarray(model.feature), model.slopes
-    used = feature[np.asarray(model.is_split)]
-    if slopes is not None:
-        terms = np.asarray(slopes.feature)
-        used = np.append(used, terms[terms != NO_TERM])
-    return np.unique(used)
-
-
 # ---- features -----------------------------------------------------------------------
 
 
@@ -105,7 +93,7 @@ def explain(
         return "The model does not hold the weights of its leaves, or has no trees."
     random = np.random.default_rng(seed)
     num_rows = len(matrix)
-    sample = np.sort(random.permutation(num_rows)[:SAMPLE])
+    sample = np.sort(random.permutation(num_rows)[:_SAMPLE])
     extremes = _find_extremes(rows)
     chosen = np.concatenate([sample, extremes])
     shap = shap_values(model, matrix[chosen])
@@ -114,9 +102,9 @@ def explain(
     inside, outside = values[: len(sample)], values[len(sample) :]
     size = np.abs(inside).mean(axis=0).sum(axis=1)
     order = np.argsort(-size, kind="stable")
-    top = order[: min(SHOWN, max(1, np.count_nonzero(size)))]
+    top = order[: min(_SHOWN, max(1, np.count_nonzero(size)))]
     scores = min(values.shape[2], _MOST_SCORES)
-    deviation = np.abs(inside).sum(axis=2).std(axis=0) / np.sqrt(max(len(sample), 1))
+    deviation = np.abs(inside).sum(axis=2).std(axis=0) / np.sqrt(len(sample))
     return dict(
         order=order,
         size=size, error=1.96 * deviation,
@@ -183,7 +171,7 @@ def shuffle(
     """Returns by how much the loss rises when a column is shuffled; None for groups."""
     if rows.row_losses is None or not model.num_rounds:
         return None
-    used, num_rows = max(len(find_used(model)), 1), len(rows.weights)
+    used, num_rows = max(len(find_used_features(model)), 1), len(rows.weights)
     count = min(num_rows, max(200, _SHUFFLED // used))
     some = np.sort(np.random.default_rng(seed).permutation(num_rows)[:count])
     if not np.isfinite(rows.row_losses[some]).all():
@@ -197,7 +185,7 @@ def shuffle(
         sample_weight=rows.weights[some], num_repeats=_REPEATS, seed=seed,
         offset=offset,
     )  # fmt: skip
-    order = np.argsort(-found.values, kind="stable")[: 2 * SHOWN]
+    order = np.argsort(-found.values, kind="stable")[: 2 * _SHOWN]
     order = order[found.values[order] != 0]
     deviations = np.zeros(0) if found.deviations is None else found.deviations[order]
     return dict(order=order, values=found.values[order], error=deviations, rows=count)
@@ -234,13 +222,11 @@ def _write(value):
 
 def list_versions() -> list[tuple[str, str]]:
     """Returns the versions of Python and of the libraries, and the kind of device."""
-    found = [("jboost", read_version()), ("Python", platform.python_version())]
-    for name in ("jax", "numpy"):
-        try:
-            found.append((name, version(name)))
-        except PackageNotFoundError:  # vendored
-            continue
-    return [*found, ("device", jax.devices()[0].device_kind)]
+    return [
+        ("jboost", read_version()), ("Python", platform.python_version()),
+        ("jax", jax.__version__), ("numpy", np.__version__),
+        ("device", jax.devices()[0].device_kind),
+    ]  # fmt: skip
 
 
 def list_warnings(

@@ -9,7 +9,7 @@ import json
 import math
 import zlib
 from base64 import b64encode
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -20,7 +20,6 @@ from jax.extend import core as jex_core
 from jboost.model.ensemble import Ensemble
 from jboost.model.nodes import take_tree
 from jboost.objective.jaxprs import inlined_body
-from jboost.trees.tree import NO_TERM
 
 # ---- trees --------------------------------------------------------------------------
 
@@ -29,8 +28,8 @@ def list_arrays(model: Ensemble) -> dict[str, np.ndarray]:
     """Returns all that a prediction takes, the trees node by node.
 
     Trees follow each other; ``start`` has the first node of each. A tree that K scores
-    share is listed once, with K values a node. ``words`` are the sets of categories
-    that go left, ``num_words`` for each node with a set, the first at ``set``.
+    share is listed once, with K values a node. ``words`` holds the sets of categories
+    that go left, one for each node with a set; ``set`` is its number, or else -1.
     """
     nodes = model.nodes()
     every = model.num_scores if model.shares_structure else 1
@@ -65,7 +64,6 @@ def list_arrays(model: Ensemble) -> dict[str, np.ndarray]:
         for name in ("slope", "center"):
             parts = [np.stack([getattr(s, name) for s in same], 1) for same in slopes]
             arrays[name] = _join(parts, np.float32)
-        assert NO_TERM < 0  # as page.js expects
         arrays["ranges"] = np.asarray(model.ranges, np.float32)
     if model.categories is not None:
         arrays["codes"] = np.asarray(model.categories.codes, np.int32)
@@ -141,21 +139,20 @@ class _UnknownOperation(Exception):
     """The jaxpr holds an operation that is not written in JavaScript here."""
 
 
-# Operations on single numbers.
-_CALLS = {
-    "exp": "exp", "exp2": "2**", "log": "log", "log1p": "log1p", "expm1": "expm1",
-    "tanh": "tanh", "sqrt": "sqrt", "abs": "abs", "sign": "sign", "floor": "floor",
-    "ceil": "ceil", "sin": "sin", "cos": "cos", "tan": "tan", "atan2": "atan2",
-    "sinh": "sinh", "cosh": "cosh", "max": "max", "min": "min", "pow": "pow",
-    "cbrt": "cbrt", "asinh": "asinh", "atan": "atan",
-}  # fmt: skip
+# Operations on single numbers; these have the names of JavaScript.
+_CALLS = (
+    "exp", "log", "log1p", "expm1", "tanh", "sqrt", "abs", "sign", "floor", "ceil",
+    "sin", "cos", "tan", "atan2", "sinh", "cosh", "max", "min", "pow", "cbrt", "asinh",
+    "atan",
+)  # fmt: skip
 _SIGNS = {
     "add": "+", "add_any": "+", "sub": "-", "mul": "*", "div": "/", "rem": "%",
     "eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">=",
     "and": "&", "or": "|",
 }  # fmt: skip
 _TEXTS = {
-    "neg": "-{}", "logistic": "1/(1+Math.exp(-{}))", "rsqrt": "1/Math.sqrt({})",
+    "neg": "-{}", "exp2": "2**{}", "logistic": "1/(1+Math.exp(-{}))",
+    "rsqrt": "1/Math.sqrt({})",
     "square": "{0}*{0}", "not": "+!{}", "is_finite": "+Number.isFinite({})",
     "clamp": "Math.min(Math.max({1},{0}),{2})",
     "integer_pow": "{}**{y}",
@@ -211,9 +208,7 @@ class _Translator(NamedTuple):
         if name == "select_n" and len(operands) == 3:
             return [self.map("{0}?{2}:{1}", *operands)]
         if name in _CALLS:
-            call = _CALLS[name]
-            call = call + "({})" if call == "2**" else f"Math.{call}({{}})"
-            text = call.replace("{}", ",".join(["{}"] * len(operands)))
+            text = f"Math.{name}({','.join(['{}'] * len(operands))})"
         elif name in _SIGNS:
             text = f"{{}}{_SIGNS[name]}{{}}"
         elif name in _TEXTS:
@@ -297,7 +292,7 @@ def clean(value: Any, digits: int = 5) -> Any:
     if isinstance(value, dict):
         pairs = ((key, 9 if key in _EXACT else digits) for key in value)
         return {str(key): clean(value[key], number) for key, number in pairs}
-    if isinstance(value, np.ndarray | list | tuple | Iterator):
+    if isinstance(value, np.ndarray | list | tuple):
         return [clean(each, digits) for each in value]
     if isinstance(value, float | np.floating):
         return float(f"{value:.{digits}g}") if math.isfinite(value) else None

@@ -40,15 +40,15 @@ function show(value, digits = 4) {
 const pen = document.createElement("canvas").getContext("2d");
 
 /** The width of a text in a chart, in pixels. */
-function measure(text, size = 12) {
-  pen.font = `${size}px ${getComputedStyle(document.body).fontFamily}`;
+function measure(text) {
+  pen.font = `12px ${getComputedStyle(document.body).fontFamily}`;
   return pen.measureText(text).width;
 }
 
 /** Cuts the middle of a text until it fits. */
-function fit(text, width, size = 12) {
+function fit(text, width) {
   let most = String(text).length;
-  while (most > 3 && measure(cut(text, most), size) > width) most--;
+  while (most > 3 && measure(cut(text, most)) > width) most--;
   return cut(text, most);
 }
 
@@ -146,10 +146,10 @@ function frame(width, height, xs, ys, spec) {
 }
 
 function path(xs, ys, x, y) {
-  let text = "", pen = "M";
+  let text = "", command = "M";
   xs.forEach((value, i) => {
-    if (Number.isFinite(ys[i])) { text += `${pen}${x(value).toFixed(1)} ${y(ys[i]).toFixed(1)}`; pen = "L"; }
-    else pen = "M";
+    if (Number.isFinite(ys[i])) { text += `${command}${x(value).toFixed(1)} ${y(ys[i]).toFixed(1)}`; command = "L"; }
+    else command = "M";
   });
   return text;
 }
@@ -221,7 +221,7 @@ function paintBars(spec, width) {
   const xs = span([...spec.values.map((v, i) => v - error[i]), ...spec.values.map((v, i) => v + error[i])], [0, spec.level ?? 0]);
   const x = (v) => label + ((v - xs[0]) / (xs[1] - xs[0])) * (width - label - 58);
   const svg = draw("svg", { viewBox: `0 0 ${width} ${height}`, width, height });
-  grow(svg, xs, x, width, height, bottom, spec.x_label ?? "", label);
+  drawAxis(svg, xs, x, width, height, bottom, spec.x_label ?? "", label);
   if (spec.level) svg.append(draw("line", { class: "guide", x1: x(spec.level), x2: x(spec.level), y1: 0, y2: height - bottom }));
   spec.labels.forEach((name, i) => {
     const value = spec.values[i], low = Math.min(0, value), high = Math.max(0, value), middle = i * line + line / 2;
@@ -239,7 +239,7 @@ function paintBars(spec, width) {
 }
 
 /** Draws the ticks and the label of a horizontal axis below bars. */
-function grow(svg, xs, x, width, height, bottom, text, left) {
+function drawAxis(svg, xs, x, width, height, bottom, text, left) {
   const marks = ticks(xs, (width - left) / 90), shown = showTicks(marks);
   marks.forEach((tick, i) => svg.append(
     draw("line", { class: tick === 0 ? "guide" : "axis", x1: x(tick), x2: x(tick), y1: 0, y2: height - bottom + 3 }),
@@ -304,7 +304,7 @@ function valueOf(feature, value) {
 }
 
 function targetOf(target) {
-  return (data.quality.kind.endsWith("classes") && data.classes?.[target]) || show(target, 6);
+  return (data.quality.num_classes && data.classes?.[target]) || show(target, 6);
 }
 
 function showQuality() {
@@ -340,7 +340,7 @@ function paintSwarms(score, width) {
   const xs = span(shap[score].flat(), [0]);
   const x = (v) => label + 8 + ((v - xs[0]) / (xs[1] - xs[0])) * (width - label - 20);
   const svg = draw("svg", { viewBox: `0 0 ${width} ${height}`, width, height });
-  grow(svg, xs, x, width, height, bottom, "SHAP value: change of the score", label);
+  drawAxis(svg, xs, x, width, height, bottom, "SHAP value: change of the score", label);
   top.forEach((feature, place) => {
     const middle = place * line + line / 2, taken = new Map();
     const shares = ranksOf(feature, values[place]);
@@ -423,7 +423,7 @@ function example(row, i) {
 function outputNames() {
   const { link, num_scores, single } = data.model;
   if (link && link.names.length) return link.names.map((name) => (/^\d+$/.test(name) && data.classes?.[Number(name)]) || name);
-  if (data.quality.kind === "two classes" && num_scores === 1 && link && link.body !== "return [s[0]];") {
+  if (data.quality.num_classes === 2 && num_scores === 1 && link && link.body !== "return [s[0]];") {
     return [`probability of ${data.classes?.[1] ?? "class 1"}`];
   }
   return single || num_scores === 1 ? ["prediction"] : Array.from({ length: num_scores }, (_, k) => data.classes?.[k] ?? String(k));

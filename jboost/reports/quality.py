@@ -95,11 +95,13 @@ class Quality(NamedTuple):
     Attributes:
       kind: the kind, in words.
       numbers: names and values.
+      num_classes: the number of classes; 0 for other targets.
     """
 
     kind: str
     numbers: list[tuple[str, float]]
     charts: list[Chart]
+    num_classes: int = 0
 
 
 def judge(rows: Scored) -> Quality:
@@ -196,7 +198,7 @@ def _judge_two(rows, known):
         right = decided == (positive > 0)
         own.append(("Accuracy", float(np.average(right, weights=rows.weights))))
         charts.append(_confuse(positive.astype(int), decided.astype(int), 2, rows))
-    return Quality("two classes", own, charts)
+    return Quality("two classes", own, charts, 2)
 
 
 def _judge_classes(rows):
@@ -210,7 +212,7 @@ def _judge_classes(rows):
     calibration["y_label"] = "share of rows where it is right"
     charts = [calibration, _confuse(truth, decided, count, rows)]
     numbers = rows.measure("log_loss", "accuracy", "brier")
-    return Quality(f"{count} classes", numbers, charts)
+    return Quality(f"{count} classes", numbers, charts, count)
 
 
 def _calibrate(chance, outcome, weights) -> Chart:
@@ -325,10 +327,10 @@ def _confuse(truth, decided, count, rows) -> Chart:
 
 def _judge_numbers(rows):
     targets, predicted = rows.targets, rows.predicted
-    charts = []
     if targets.ndim == 1:
         charts = _draw_numbers(targets, predicted, rows.weights, "")
         return Quality("numbers", _measure_numbers(rows), charts)
+    charts = []
     for output in range(min(targets.shape[1], _MOST_OUTPUTS)):
         known = np.isfinite(targets[:, output])
         pair = targets[known, output], predicted[known, output]

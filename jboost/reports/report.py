@@ -122,9 +122,9 @@ def report(
         class_names=class_names,
     )  # fmt: skip
     judged = quality.judge(rows)
-    by_class = judged.kind.endswith("classes")
+    by_class = judged.num_classes > 0
     explained = contents.explain(ensemble, rows, matrix, by_class, seed)
-    features = contents.list_features(ensemble, matrix, contents.find_used(ensemble))
+    features = contents.list_features(ensemble, matrix)
     data = dict(
         subtitle=_describe(ensemble, rows),
         quality=judged._asdict(),
