@@ -37,7 +37,7 @@ from jboost.reports.javascript import clean, list_arrays, pack, write_link
 from jboost.selection.comparison import is_of_groups
 from jboost.selection.cross_validation import CrossValidation
 from jboost.tables.domains import check_domain
-from jboost.tables.frames import RowSource, read_frame, read_offset
+from jboost.tables.frames import read_frame, read_offset
 from jboost.tables.groups import make_groups
 from jboost.tables.sparse import is_sparse
 from jboost.tables.targets import check_targets, check_weights
@@ -159,7 +159,7 @@ def _score(
     model, x, y, loss, *, weights, offset, groups, link, class_names
 ) -> tuple[Float[np.ndarray, "N F"], quality.Scored]:
     """Checks the rows; returns their numbers, and the predictions for them."""
-    if is_sparse(x) or isinstance(x, RowSource):
+    if is_sparse(x):
         raise TypeError(
             "x must hold its rows as a dense table, at best some thousand held-out "
             f"rows, got {type(x).__name__}; pass part of a sparse matrix as "
