@@ -7,6 +7,9 @@ from . import (
     cart as cart,
 )
 from . import (
+    dask as dask,
+)
+from . import (
     distributions as distributions,
 )
 from . import (
@@ -26,6 +29,9 @@ from . import (
 )
 from . import (
     plotting as plotting,
+)
+from . import (
+    ray as ray,
 )
 from . import (
     recipes as recipes,

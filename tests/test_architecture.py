@@ -20,7 +20,8 @@ BOXES = (
     "entry", "kernels", "numerics", "distributions", "losses", "metrics", "survival",
     "tables", "codes", "objective", "trees", "model", "boosting", "training",
     "refitting", "cart", "sketches", "streams", "selection", "explanation",
-    "calibration", "interchange", "plotting", "reports", "recipes", "sklearn", "parts",
+    "calibration", "interchange", "plotting", "reports", "recipes", "sklearn", "dask",
+    "ray", "parts",
 )  # fmt: skip
 # 160 ask for memory and devices, 710 bring kernels to GPUs, 240 compare columns of
 # other libraries' models in float64, 160 read labels, 110 shorten values in messages,

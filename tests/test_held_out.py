@@ -14,7 +14,7 @@ from tables import ROWS, make_regression, same_bits, same_histories, squared_dis
 
 import jboost as jb
 from jboost.training import fitting
-from jboost.training.held_out import draw
+from jboost.training.preparing import draw
 
 X, Y = make_regression()
 WEIGHTS = (np.arange(ROWS) % 3).astype(np.float32)

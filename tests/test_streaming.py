@@ -30,7 +30,6 @@ from jboost.objective.evaluation import Objective, gradients, hessians, mean_hes
 from jboost.objective.tracing import trace_loss
 from jboost.sklearn import JBoostRegressor
 from jboost.streams import folders, writing
-from jboost.streams.batches import checked_batches
 from jboost.streams.blocks import (
     Block,
     BlockReader,
@@ -201,93 +200,6 @@ def test_a_stream_is_written_once_and_removed_with_the_stream(
     gc.collect()
     assert not list(tmp_path.rglob("*.block"))
     assert all(not list(disk.iterdir()) for disk in disks)
-
-
-def test_parquet_files_are_read(table, tmp_path):
-    pyarrow = pytest.importorskip("pyarrow")
-    parquet = pytest.importorskip("pyarrow.parquet")
-    x, y, weights = table
-    halves = np.array_split(np.arange(NUM_ROWS), 2)
-    for number, rows in enumerate(halves):
-        columns = {"y": y[rows], "w": weights[rows], "unused": np.zeros(len(rows))}
-        for f, name in enumerate(NAMES):
-            columns[name] = pyarrow.array(x[rows, f], from_pandas=True)
-        parquet.write_table(
-            pyarrow.table(columns), tmp_path / f"{number}.parquet", row_group_size=40
-        )
-    source = jb.streams.parquet_batches(
-        tmp_path, target="y", weight="w", features=NAMES, batch_rows=25
-    )
-    read = list(checked_batches(source))
-    np.testing.assert_array_equal(np.concatenate([b.x for b in read]), x)
-    np.testing.assert_array_equal(np.concatenate([b.targets for b in read]), y)
-    np.testing.assert_array_equal(np.concatenate([b.weights for b in read]), weights)
-    assert max(len(b.x) for b in read) <= 25
-    assert read[0].names == NAMES
-
-
-@pytest.fixture
-def parquet_files(tmp_path):
-    """Two files with a column of targets, one of large integers, and one of text."""
-    pyarrow = pytest.importorskip("pyarrow")
-    parquet = pytest.importorskip("pyarrow.parquet")
-    columns = {
-        "a": 2**24 + np.arange(100), "s": ["text"] * 100, "y": np.arange(100.0),
-        "z": np.arange(100.0), "flag": [True, None] * 50,
-    }  # fmt: skip
-    paths = [tmp_path / "1.parquet", tmp_path / "2.parquet"]
-    for path in paths:
-        parquet.write_table(pyarrow.table(columns), path)
-    return paths
-
-
-BAD_COLUMNS_OF_FILES = [
-    (dict(target="x"), ValueError, "must have a column 'x'"),
-    (dict(target="y", features=["z", "y"]), ValueError, "features .* 'y' as both"),
-    (dict(target=["y", "z"], features=["z"]), ValueError, "features .* 'z' as both"),
-    (dict(target="y", features=["z", "z"]), ValueError, "features must be different"),
-    (dict(target="y"), TypeError, "column 's' of .*1.parquet.* must hold numbers"),
-    (dict(target="s", features=["z"]), TypeError, "column 's' of .*1.parquet"),
-]
-
-
-@pytest.mark.parametrize(("options", "error", "message"), BAD_COLUMNS_OF_FILES)
-def test_bad_columns_of_files_are_refused(parquet_files, options, error, message):
-    with pytest.raises(error, match=message):
-        jb.streams.parquet_batches(parquet_files, **options)
-
-
-def test_files_that_cannot_be_read_are_named(parquet_files, tmp_path):
-    features = dict(target="y", features=["z", "flag"])
-    for paths in ([], tmp_path / "nothing*.parquet"):
-        with pytest.raises(ValueError, match=r"paths .*parquet"):
-            jb.streams.parquet_batches(paths, **features)
-    good = parquet_files[1].read_bytes()
-    source = jb.streams.parquet_batches(parquet_files, **features)
-    assert sum(len(batch.x) for batch in checked_batches(source)) == 200
-    footer = int.from_bytes(good[-8:-4], "little") + 8
-    parquet_files[1].write_bytes(b"PAR1".ljust(len(good) - footer) + good[-footer:])
-    with pytest.raises(jb.FileError, match=r"2\.parquet"):
-        list(checked_batches(source))
-    parquet_files[1].write_bytes(good[:-20])
-    for read in (
-        lambda: list(source()),
-        lambda: jb.streams.parquet_batches(parquet_files, **features),
-    ):
-        with pytest.raises(jb.FileError, match=r"2\.parquet"):
-            read()
-    other = tmp_path / "other" / "3.parquet"
-    other.parent.mkdir()
-    parquet = pytest.importorskip("pyarrow.parquet")
-    parquet.write_table(parquet.read_table(parquet_files[0]).drop(["z"]), other)
-    with pytest.raises(ValueError, match=r"3\.parquet'.*'z'"):
-        jb.streams.parquet_batches([parquet_files[0], other], **features)
-
-
-def test_large_integers_of_files_are_warned_of(parquet_files):
-    source = jb.streams.parquet_batches(parquet_files, target="y", features=["z", "a"])
-    with pytest.warns(UserWarning, match=r"column 'a' of x.*100"):
-        list(checked_batches(source))
 
 
 # Data frames, prediction, and what takes no streams.

@@ -29,7 +29,7 @@ from jboost.tables.domains import check_domain, warn_of_collisions
 from jboost.tables.frames import read_frame
 from jboost.tables.sparse import is_sparse
 from jboost.tables.targets import check_weights
-from jboost.training.leaf_rounds import refit_rounds
+from jboost.training.host_loop import refit_rounds
 from jboost.training.preparing import make_leaf_job
 from jboost.training.request import may_pad_rows
 from jboost.training.rows import PaddedRows, put_grouped_rows

@@ -36,7 +36,7 @@ from jboost.objective.tracing import trace_loss
 from jboost.refitting.new_leaves import ModelRows, read_rows
 from jboost.tables.targets import match_targets
 from jboost.training.chunks import move_bar, open_bar, pace_rounds
-from jboost.training.leaf_rounds import find_leaves
+from jboost.training.host_loop import find_leaves
 from jboost.training.rows import name_sets
 from jboost.trees.leaf_operations import add_values
 

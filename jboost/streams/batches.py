@@ -258,31 +258,38 @@ def _check_alike(first, batch, number):
 
 
 def parquet_batches(
-    paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    paths: Any,
     *,
     target: str | Sequence[str],
     features: Sequence[str] | None = None,
     weight: str | None = None,
     offset: str | Sequence[str] | None = None,
+    filter: Any = None,
+    share: tuple[int, int] = (0, 1),
     batch_rows: int = BATCH_ROWS,
 ) -> Callable[[], Iterator[Any]]:
     """Reads Parquet files with pyarrow, at most ``batch_rows`` rows at a time.
 
     Args:
       paths: a file, a folder (its ``*.parquet``, sorted by name), a pattern, or
-        several of these.
+        several of these, also at addresses that fsspec knows (``s3://bucket/rows``);
+        or a ``pyarrow.dataset.Dataset``; its partition keys are columns, too.
       target: the column of targets; a sequence of K columns gives targets [N, K].
       features: the feature columns, of numbers; nulls are missing values. None: all
         columns without another role.
       weight: the column of sample weights.
       offset: the column of offsets, or one for each score.
+      filter: a ``pyarrow.compute.Expression``; other rows are left out. Row groups
+        without such rows, by their statistics, are not read.
+      share: (r, P) for process r of P that divide the rows: the row groups with their
+        middle in the r-th of P equal parts of all rows (before the filter).
       batch_rows: the most rows of a batch.
 
     Returns:
       A source for :func:`jboost.stream`.
 
     Raises:
-      ImportError: pyarrow is not installed.
+      ImportError: pyarrow is not installed, or fsspec, which addresses need.
       FileError: a file cannot be read, here or later; names the file.
       TypeError, ValueError: there is no such file; a column is not in all files, holds
         no numbers, or is both target and feature.
@@ -299,20 +306,19 @@ def parquet_batches(
       1
     """
     try:
-        import pyarrow
-        from pyarrow import parquet
+        import pyarrow.dataset
+        import pyarrow.fs
+        import pyarrow.parquet
     except ImportError as error:
         raise ImportError(
             "parquet_batches reads with pyarrow, which is not installed: "
             "pip install pyarrow"
         ) from error
     step = checks.check_integer("batch_rows", batch_rows, least=1)
-    files = _find_files(paths)
+    pieces = _find_pieces(paths, filter, pyarrow)
     used = {name for role in (target, weight, offset) for name in _names(role)}
     if features is None:
-        with _naming(files[0], pyarrow):
-            known = parquet.read_schema(files[0]).names
-        features = [name for name in known if name not in used]
+        features = [name for name in pieces[0].schema.names if name not in used]
     for name in _names(target):
         if name in features:
             raise ValueError(
@@ -321,14 +327,13 @@ def parquet_batches(
     if len({*features}) < len(features):
         raise ValueError(f"features must be different columns, got {[*features]}")
     columns = [*features, *sorted(used.difference(features))]
-    for path in files:
-        with _naming(path, pyarrow):
-            schema = parquet.read_schema(path)
-        _check_columns(schema, columns, path, pyarrow.types)
+    for piece in pieces:
+        _check_columns(piece.schema, columns, piece.path, pyarrow.types)
+    pieces = _take_share(pieces, share)
 
     def begin():
-        for path in files:
-            for part in _read_parts(path, columns, step, pyarrow):
+        for piece in pieces:
+            for part in _read_batches(piece, columns, filter, step, pyarrow):
                 yield (
                     part.select([*features]),
                     *(_pick(part, role) for role in (target, weight, offset)),
@@ -337,8 +342,66 @@ def parquet_batches(
     return begin
 
 
+class _Piece(NamedTuple):
+    """Row groups of a file, and the columns that its place in a dataset gives."""
+
+    path: str
+    filesystem: Any
+    sizes: dict[int, int]  # rows by row group
+    keys: dict[str, Any]
+    schema: Any
+
+
 def _names(role):
     return () if role is None else (role,) if isinstance(role, str) else tuple(role)
+
+
+def _find_pieces(paths, filter, pyarrow):
+    """Returns the files with the row groups where rows may pass the filter."""
+    if isinstance(paths, pyarrow.dataset.Dataset):
+        fragments, whole = [*paths.get_fragments(filter)], paths.schema
+    else:
+        make = pyarrow.dataset.ParquetFileFormat().make_fragment
+        fragments, whole = (
+            [make(*place) for place in _find_files(paths, pyarrow.fs)],
+            None,
+        )
+    pieces = []
+    for each in fragments:
+        if not isinstance(each, pyarrow.dataset.ParquetFileFragment):
+            raise TypeError(
+                f"paths must be a dataset of Parquet files, got one of "
+                f"{each.format.default_extname!r}"
+            )
+        keys = pyarrow.dataset.get_partition_keys(each.partition_expression)
+        with _naming(each.path, pyarrow):
+            schema = each.physical_schema
+            if filter is not None:
+                each = each.subset(filter, schema=whole or schema)
+            sizes = {group.id: group.num_rows for group in each.row_groups}
+        for name, value in keys.items():
+            schema = schema.append(pyarrow.field(name, pyarrow.scalar(value).type))
+        pieces.append(_Piece(each.path, each.filesystem, sizes, keys, schema))
+    if not pieces:
+        raise ValueError("paths must name parquet files, got a dataset without any")
+    return pieces
+
+
+def _take_share(pieces, share):
+    """Returns the pieces with the row groups of one of several processes."""
+    rank, count = (checks.check_integer("share", each, least=0) for each in share)
+    if not rank < count:
+        raise ValueError(f"share must be (r, P) with 0 <= r < P, got {share}")
+    total, end, taken = sum(sum(piece.sizes.values()) for piece in pieces), 0, []
+    for piece in pieces:
+        own = {}
+        for group, size in piece.sizes.items():
+            end += size
+            if rank <= (end - size / 2) * count / total < rank + 1:
+                own[group] = size
+        taken.append(piece._replace(sizes=own))
+    # Without rows, one file shows the columns and their types.
+    return [piece for piece in taken if piece.sizes] or taken[:1]
 
 
 def _check_columns(schema, columns, path, types):
@@ -355,21 +418,35 @@ def _check_columns(schema, columns, path, types):
         if not any(test(kind) for test in (*tests, types.is_decimal)):
             raise TypeError(
                 f"column {show(name)} of {str(path)!r} must hold numbers, got {kind}; "
-                "encode "
-                "strings and dates as numbers first"
+                "encode strings and dates as numbers first"
             )
 
 
-def _read_parts(path, columns, step, pyarrow):
-    with _naming(path, pyarrow):
-        file = pyarrow.parquet.ParquetFile(path)
+def _read_batches(piece, columns, filter, step, pyarrow):
+    # All columns that the filter may name.
+    stored = [
+        name for name in piece.schema.names
+        if name not in piece.keys and (name in columns or name in str(filter))
+    ]  # fmt: skip
+    with _naming(piece.path, pyarrow):
+        file = pyarrow.parquet.ParquetFile(piece.filesystem.open_input_file(piece.path))
     with file:
-        parts = file.iter_batches(batch_size=step, columns=columns)
+        parts = file.iter_batches(step, row_groups=[*piece.sizes], columns=stored)
+        if not piece.sizes:
+            like = pyarrow.RecordBatch.from_pylist([], schema=file.schema_arrow)
+            parts = iter([like.select(stored)])
         while True:
-            with _naming(path, pyarrow):
+            with _naming(piece.path, pyarrow):
                 part = next(parts, None)
             if part is None:
                 return
+            if piece.keys or filter is not None:
+                part = pyarrow.Table.from_batches([part])
+                for name, value in piece.keys.items():
+                    kind = piece.schema.field(name).type
+                    column = pyarrow.repeat(pyarrow.scalar(value, kind), len(part))
+                    part = part.append_column(name, column)
+                part = part if filter is None else part.filter(filter)
             yield part
 
 
@@ -389,14 +466,19 @@ def _pick(part, role):
     return part.column(role) if isinstance(role, str) else part.select([*role])
 
 
-def _find_files(paths):
+def _find_files(paths, systems):
+    """Returns pairs of a path and its filesystem."""
     several = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
     files = []
     for path in several:
         text = os.fspath(path)
-        if os.path.isdir(text):
-            text = os.path.join(glob.escape(text), "*.parquet")
-        found = [text] if os.path.isfile(text) else sorted(glob.glob(text))
+        if "://" in text:
+            found = _find_remote_files(text, systems)
+        else:
+            if os.path.isdir(text):
+                text = os.path.join(glob.escape(text), "*.parquet")
+            found = [text] if os.path.isfile(text) else sorted(glob.glob(text))
+            found = [(each, systems.LocalFileSystem()) for each in found]
         if not found:
             raise ValueError(
                 f"paths must name parquet files, found none at {str(path)!r}"
@@ -405,3 +487,21 @@ def _find_files(paths):
     if not files:
         raise ValueError(f"paths must name parquet files, got none in {show(paths)}")
     return files
+
+
+def _find_remote_files(address, systems):
+    try:
+        import fsspec
+    except ImportError as error:
+        raise ImportError(
+            f"{address!r} is read with fsspec, which is not installed: "
+            "pip install fsspec"
+        ) from error
+    try:
+        system, path = fsspec.core.url_to_fs(address)
+        if system.isdir(path):
+            path = f"{path.rstrip('/')}/*.parquet"
+        known = systems.PyFileSystem(systems.FSSpecHandler(system))
+        return [(each, known) for each in sorted(system.glob(path))]
+    except (ImportError, OSError) as error:
+        raise FileError(f"{address!r} cannot be read: {error}") from error

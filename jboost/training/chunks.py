@@ -258,7 +258,7 @@ class ArrayRunner:
         self._whole = IncludeFallbacks(derive=False, slopes=False, finish=False)
         self._num_programs = num_made[0]
         spread = job.rows.spread
-        put = jax.device_put if spread is None else spread.put_everywhere
+        self._put = put = jax.device_put if spread is None else spread.put_everywhere
         self._sizes: Any = None
         self._row_losses: Any = None, None  # steps, and the losses there
         if spread is not None:
@@ -456,13 +456,14 @@ class ArrayRunner:
             return rows.spread.put_zeros((MOST_ROUNDS, len(scores)))
 
         def words(like) -> Any:
-            return np.zeros((MOST_ROUNDS, count_words(like)), np.int32)
+            # Placed as a round's results are: otherwise a mesh compiles rounds twice.
+            return self._put(np.zeros((MOST_ROUNDS, count_words(like)), np.int32))
 
         return words(self._one_round_trees(position)), RoundBuffers(
             numbers=words(like_summary(len(set_steps), self.job.bagged)),
             snapshots=tuple(map(hold, every, kept)),
             parameters=jax.tree.map(empty, state.parameters),
-            sizes=self._sizes,
+            sizes=self._put(self._sizes),
         )
 
     def _find_row_losses(self, state, options):

@@ -46,8 +46,7 @@ from jboost.training.checkpoints import (
 )
 from jboost.training.chunks import open_bar
 from jboost.training.continuing import continue_from
-from jboost.training.host_loop import FitRun, run_rounds
-from jboost.training.leaf_rounds import refit_rounds
+from jboost.training.host_loop import FitRun, refit_rounds, run_rounds
 from jboost.training.metrics import By, Metrics
 from jboost.training.preparing import (
     Prepared,
