@@ -304,24 +304,17 @@ class _Call:
         (address,) = client.run(_find_address, workers=[first]).values()
         before, group = _groups.pop(client, ({}, ""))
         waiting = group and [*before] == [*workers] and self._tell(_is_waiting, group)
-        if waiting and all(waiting.values()):
+        if waiting and sum(waiting.values()) == len(workers):
             self.group = group
         elif group:
             self._tell(_stop, group)
         client.subscribe_topic(self.group, lambda event: self.heard.put(event[1]))
-        place = dict(address=address, count=len(workers))
+        payload, place = dump(task), dict(address=address, count=len(workers))
         for rank, (worker, threads) in enumerate(workers.items()):
             here = dict(place, rank=rank, threads=threads)
             keys = {name: each[rank].key for name, each in held.items()}
-            call = (
-                _train,
-                self.group,
-                dump(task),
-                here,
-                keys,
-            )
-            arguments = rank, worker, call
-            threading.Thread(target=self._watch, args=arguments, daemon=True).start()
+            call = rank, worker, (_train, self.group, payload, here, keys)
+            threading.Thread(target=self._watch, args=call, daemon=True).start()
 
     def _tell(self, function, group, **options):
         """Calls a function on all workers that are still there."""
