@@ -151,8 +151,8 @@ class PaddedRows(NamedTuple):
         """
         low, high = np.asarray(ranges).T
         table = np.clip(np.asarray(matrix, np.float32), low, high)
-        short = max(0, num_columns - table.shape[1])
-        table = np.pad(table, ((0, 0), (0, short)), constant_values=np.nan)
+        if (short := num_columns - table.shape[1]) > 0:
+            table = np.pad(table, ((0, 0), (0, short)), constant_values=np.nan)
         if self.spread is not None:
             values = self.spread.put(table)
         else:

@@ -77,16 +77,20 @@ class RowLayout(NamedTuple):
           array: the values of the rows of this process, along ``axis``.
           padding: an array of one row, which padding repeats instead.
         """
-        array = np.moveaxis(np.asarray(array), axis, 0)
+        array = np.asarray(array)
+        shape = list(array.shape)
+        shape[axis] = len(self.own) * self.length
+        whole = np.empty(shape, array.dtype)  # the only copy: tables may be large
+        rooms = np.split(np.moveaxis(whole, axis, 0), max(1, len(self.own)))
+        array = np.moveaxis(array, axis, 0)
         ends = np.cumsum([self.shards.sizes[i] for i in self.own])
-        parts = np.split(array, ends[:-1])
         spare = array[:1] if padding is None else padding
-        whole = np.concatenate([self._pad(part, spare) for part in parts])
-        whole = np.moveaxis(whole, 0, axis)
+        for room, part in zip(rooms, np.split(array, ends[:-1]), strict=True):
+            room[: len(part)] = part
+            if short := len(room) - len(part):
+                room[len(part) :] = pad_rows(spare, short)
         sharding = NamedSharding(self.mesh, rows_of(self.shards, axis))
-        return jax.make_array_from_process_local_data(
-            sharding, np.ascontiguousarray(whole)
-        )
+        return jax.make_array_from_process_local_data(sharding, whole)
 
     def put_zeros(self, shape: tuple[int, ...]) -> Array:
         """Returns zeros [*shape, rows], with the rows divided among the shards."""
@@ -105,10 +109,6 @@ class RowLayout(NamedTuple):
             return jax.make_array_from_process_local_data(sharding, array, array.shape)
 
         return jax.tree.map(put, arrays)
-
-    def _pad(self, part, spare):
-        short = self.length - len(part)
-        return np.concatenate([part, pad_rows(spare, short)]) if short else part
 
     def describe(self, array: Array) -> jax.ShapeDtypeStruct:
         """Returns the shape of an array [n, ...] of all rows without padding."""
