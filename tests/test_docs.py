@@ -144,6 +144,17 @@ def test_figures_of_tuning_are_those_of_the_script():
     assert f"means are {means} without agaricus" in text
 
 
+def test_figures_of_clusters_are_those_of_the_script():
+    found = json.loads((ROOT / "docs/figures/clusters.json").read_text())["results"]
+    text = (ROOT / "docs/many-machines.md").read_text()
+    for words in (
+        f"takes {found['to_xgboost']} of the\ntime of `xgboost.dask.train`",
+        f"the first one {found['first_to_later']} times as long",
+        f"need\n{found['memory']} bytes",
+    ):
+        assert words in text, words
+
+
 def test_readme_is_short():
     assert len((ROOT / "README.md").read_text().splitlines()) < 120
 
