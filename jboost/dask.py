@@ -126,7 +126,7 @@ def predict(model: Any, x: Any, **arguments: Any) -> Any:
     call = _predict, dask.delayed(model, pure=True), arguments
     if isinstance(x, list):
         return [dask.delayed(call[0])(part, *call[1:]) for part in x]
-    (x,) = (_check(x, "x"),)
+    x = _check(x, "x")
     if not hasattr(x, "chunks"):
         with warnings.catch_warnings(action="ignore"):  # categories are made up
             like = _predict(x._meta_nonempty, model, arguments).iloc[:0]
@@ -207,14 +207,21 @@ def _order(client, workers, parts):
 def _place(client, workers, parts, label):
     """Returns a future for each worker: neighboring rows, joined there."""
     dask: Any = import_module("dask")
-    count, held = len(workers), []
-    for number, held_by in enumerate(_find_places(client, [x for x, *_ in parts])):
-        own = [*held_by.intersection(workers)] or [
-            workers[number * count // len(parts)]
-        ]
-        held.append(client.compute(dask.delayed(tuple)(parts[number]), workers=own))
-    numbers, labels = range(len(held)), [label] * len(held)
-    sizes = client.gather(client.map(_count_rows, held, numbers, labels, pure=False))
+    count, numbers, held = len(workers), range(len(parts)), [None] * len(parts)
+    chosen = [
+        tuple(sorted(found.intersection(workers)))
+        or (workers[number * count // len(parts)],)
+        for number, found in enumerate(_find_places(client, [x for x, *_ in parts]))
+    ]
+    for own in {*chosen}:  # at once, because each call goes through the whole graph
+        here = [number for number in numbers if chosen[number] == own]
+        each = [dask.delayed(tuple)(parts[number]) for number in here]
+        for number, future in zip(
+            here, client.compute(each, workers=[*own]), strict=True
+        ):
+            held[number] = future
+    counts = client.map(_count_rows, held, numbers, label=label, pure=False)
+    sizes = client.gather(counts)
     places, ends = _find_places(client, held), np.cumsum([0, *sizes])
     cuts = ends[-1] * np.arange(count + 1) // count
     near = ends[abs(ends[:, None] - cuts).argmin(0)]  # the next ends of partitions
@@ -229,7 +236,8 @@ def _place(client, workers, parts, label):
     if moved:
         warn_user(
             f"{moved} of {ends[-1]} {label}rows move between workers, so that each has "
-            "as many, and neighbors; persist the partitions so to avoid it"
+            "as many, and neighbors; hold neighboring partitions of one size on each "
+            "worker to avoid it"
         )
     import_module("distributed").wait(joined)
     return joined
@@ -298,7 +306,7 @@ class _Call:
         self, client: Any, workers: dict[str, int], task: ClusterTask, held: Any
     ):
         self.client, self.workers, self.group = client, workers, uuid.uuid4().hex
-        self.held, self.left = held, {*range(len(workers))}
+        self.held, self.left, self.quiet = held, {*range(len(workers))}, False
         self.heard: queue.SimpleQueue[Any] = queue.SimpleQueue()
         first, *_ = workers
         (address,) = client.run(_find_address, workers=[first]).values()
@@ -359,8 +367,8 @@ class _Call:
                     elif isinstance(result, BaseException):
                         error, end = result, 0
             with contextlib.suppress(queue.Empty):
-                while True:  # their last words
-                    self._show(*self.heard.get(timeout=0.2))
+                while not self.quiet:  # the last words of process 0
+                    self._show(*self.heard.get(timeout=0.5))
         finally:
             self.client.unsubscribe_topic(self.group)
             if error is not None or self.left:
@@ -374,6 +382,8 @@ class _Call:
         if kind == "received":  # the process has its rows now
             for futures in self.held.values():
                 futures[content] = None
+        elif kind == "quiet":
+            self.quiet = self.quiet or content == 0
         elif kind == "warning":
             category, text = pickle.loads(content)
             warn_user(text, category)
@@ -426,6 +436,7 @@ def _watch_child(group, task, place, rows, tell):
         while True:
             kind, content = pickle.load(child.stdout)
             if kind == "over":
+                tell("quiet", rank)
                 return content
             tell(kind, content)
     except (EOFError, pickle.UnpicklingError):
