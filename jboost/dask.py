@@ -22,6 +22,7 @@ import uuid
 import warnings
 import weakref
 from collections.abc import Callable
+from functools import partial
 from importlib import import_module
 from typing import Any, NamedTuple
 
@@ -372,7 +373,9 @@ class _Call:
         finally:
             self.client.unsubscribe_topic(self.group)
             if error is not None or self.left:
-                self._tell(_stop, self.group, wait=False)
+                stop = partial(self._tell, _stop, self.group, wait=False)
+                # Not here: Dask looks for a lost worker for half a minute.
+                threading.Thread(target=stop, daemon=True).start()
         if error is not None:
             raise error
         _groups[self.client] = self.workers, self.group
