@@ -22,7 +22,6 @@ import uuid
 import warnings
 import weakref
 from collections.abc import Callable
-from functools import partial
 from importlib import import_module
 from typing import Any, NamedTuple
 
@@ -331,6 +330,10 @@ class _Call:
             function, group, workers=[*self.workers], on_error="ignore", **options
         )
 
+    def _end(self):
+        with contextlib.suppress(Exception):  # the client may be closed meanwhile
+            self._tell(_stop, self.group, wait=False)
+
     def _watch(self, rank, worker, call):
         place = f"the training process {rank} beside the worker {worker}"
         try:
@@ -373,9 +376,8 @@ class _Call:
         finally:
             self.client.unsubscribe_topic(self.group)
             if error is not None or self.left:
-                stop = partial(self._tell, _stop, self.group, wait=False)
                 # Not here: Dask looks for a lost worker for half a minute.
-                threading.Thread(target=stop, daemon=True).start()
+                threading.Thread(target=self._end, daemon=True).start()
         if error is not None:
             raise error
         _groups[self.client] = self.workers, self.group
