@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Do the doors to Dask and Ray give the bits of one process, in which time?
+"""Do the doors to Dask and Ray give the bits of one process, and how fast?
 
-- bits: models of ``jboost.dask.fit`` and ``jboost.ray.fit`` against ``jb.fit``, for
-  losses, missing values, categories, weights, offsets, validation and early stopping,
-  with several numbers of workers and partitions.
+- bits: models of ``jboost.dask.fit`` against ``jb.fit``, for losses, missing values,
+  categories, weights, offsets, validation and early stopping, with several numbers of
+  workers and partitions.
 - kills: a worker is killed in a random round; the call must end with an error, and the
   next one must go on from the checkpoint to the bits of an undisturbed run.
 - speed: seconds to XGBoost's on the same Dask cluster.
-- memory: what a worker and its training process need, to the worker's rows.
+- memory: bytes of a worker and its training process for each byte of its rows.
+- ray: models of ``jboost.ray.fit`` against ``jb.fit``.
 
     python experiments/clusters.py [--parts bits kills speed memory ray]
 
@@ -22,6 +23,7 @@ import statistics
 import tempfile
 import threading
 import time
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -47,9 +49,7 @@ CASES = {
 def main():
     """Runs the parts, and prints what they find."""
     parser = make_parser(__doc__)
-    parser.add_argument(
-        "--parts", nargs="+", default=["bits", "kills", "speed", "memory", "ray"]
-    )
+    parser.add_argument("--parts", nargs="+", default=["bits"])
     parser.add_argument("--kills", type=int, default=3)
     parser.add_argument("--rows", type=int, default=200_000)
     parser.add_argument("--rounds", type=int, default=100)
@@ -60,7 +60,6 @@ def main():
         ray=try_ray,
     )  # fmt: skip
     found = {name: parts[name](args) for name in args.parts}
-    args.out.mkdir(parents=True, exist_ok=True)
     write_json(args.out / "clusters.json", {"machine": describe_machine(), **found})
 
 
@@ -120,21 +119,23 @@ def compare_bits(args):
                 tables, settings = read_case(name, x, roles)
                 count = next(partitions)
 
-                def divide(table, count=count):
-                    return None if table is None else dd.from_pandas(table, count)
+                def train(fit, change, tables=tables, settings=settings):
+                    (a, y, weight, offset), held = (
+                        [None if t is None else change(t[rows]) for t in tables]
+                        for rows in (~later, later)
+                    )
+                    return fit(
+                        a, y, sample_weight=weight, offset=offset,
+                        validation=tuple(held), **settings,
+                    )[0]  # fmt: skip
 
-                def cut(tables, rows, change=lambda table: table):
-                    return [None if t is None else change(t[rows]) for t in tables]
-
-                models = []
-                for train, change in ((jb.fit, lambda t: t), (None, divide)):
-                    a, y, weight, offset = cut(tables, ~later, change)
-                    call = train or (lambda *a, **k: jboost.dask.fit(client, *a, **k))
-                    models.append(call(
-                        a, y, settings["loss"], sample_weight=weight, offset=offset,
-                        validation=tuple(cut(tables, later, change)),
-                        **{k: v for k, v in settings.items() if k != "loss"},
-                    )[0])  # fmt: skip
+                models = (
+                    train(jb.fit, lambda table: table),
+                    train(
+                        partial(jboost.dask.fit, client),
+                        partial(dd.from_pandas, npartitions=count),
+                    ),
+                )
                 found.append(dict(
                     case=name, workers=workers, partitions=count,
                     same=is_same(*models), rounds=models[0].num_rounds,
@@ -183,7 +184,7 @@ def kill_workers(args):
                 jboost.dask.fit(
                     client, *rows, L.huber, checkpoint=file, callbacks=watch, **settings
                 )
-                error = "none"
+                error, late = "none", None
             except Exception as raised:
                 error, late = repr(raised)[:300], time.monotonic() - kill.time
             client.wait_for_workers(2)
@@ -251,11 +252,8 @@ def measure_memory(args):
     for rows in (args.rows, 3 * args.rows):
         with open_cluster(2) as cluster, Client(cluster) as client:
             parts = draw_parts(client, rows)
-            pids, peak, over = (
-                [*client.run(os.getpid).values()],
-                [0.0],
-                threading.Event(),
-            )
+            peak, over = [0.0], threading.Event()
+            pids = [*client.run(os.getpid).values()]
             watch = threading.Thread(target=follow_memory, args=(pids, peak, over))
             watch.start()
             jboost.dask.fit(client, *parts, L.logistic, num_rounds=5)
@@ -284,14 +282,8 @@ def draw_parts(client, rows):
 def read_memory(pid):
     """Returns the bytes of a process that it shares with nobody (Linux)."""
     text = Path(f"/proc/{pid}/smaps_rollup").read_text()
-    return (
-        sum(
-            int(line.split()[1])
-            for line in text.splitlines()
-            if line.startswith("Private")
-        )
-        * 1024
-    )
+    own = [line for line in text.splitlines() if line.startswith("Private")]
+    return 1024 * sum(int(line.split()[1]) for line in own)
 
 
 def follow_memory(pids, peak, over):

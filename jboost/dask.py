@@ -308,14 +308,16 @@ class _Call:
         self.client, self.workers, self.group = client, workers, uuid.uuid4().hex
         self.held, self.left, self.quiet = held, {*range(len(workers))}, False
         self.heard: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        first, *_ = workers
-        (address,) = client.run(_find_address, workers=[first]).values()
         before, group = _groups.pop(client, ({}, ""))
         waiting = group and [*before] == [*workers] and self._tell(_is_waiting, group)
+        address = None
         if waiting and sum(waiting.values()) == len(workers):
-            self.group = group
-        elif group:
-            self._tell(_stop, group)
+            self.group = group  # its processes know each other
+        else:
+            if group:
+                self._tell(_stop, group)
+            first, *_ = workers
+            (address,) = client.run(_find_address, workers=[first]).values()
         client.subscribe_topic(self.group, lambda event: self.heard.put(event[1]))
         payload, place = dump(task), dict(address=address, count=len(workers))
         for rank, (worker, threads) in enumerate(workers.items()):

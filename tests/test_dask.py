@@ -11,6 +11,7 @@ import jax
 import numpy as np
 import pandas as pd
 import pytest
+import scipy.sparse
 
 import jboost as jb
 
@@ -38,7 +39,7 @@ def client():
 
 @pytest.fixture(scope="module")
 def table():
-    """Rows with gaps, categories that not all partitions have, and odd labels."""
+    """Rows with gaps, an odd index, and a category that not all partitions have."""
     rng = np.random.default_rng(0)
     x = pd.DataFrame(rng.normal(size=(600, 2)), columns=["a", "b"])
     x.loc[rng.random(600) < 0.1, "a"] = np.nan
@@ -109,7 +110,7 @@ def test_arrays_are_predicted_by_block(num_scores):
 
 def test_bad_collections_are_refused(client, table):
     x, y, _ = (dd.from_pandas(each, npartitions=3) for each in table)
-    sparse = [dask.delayed(lambda: __import__("scipy.sparse").sparse.eye(3))()]
+    sparse = [dask.delayed(scipy.sparse.csr_array)(np.eye(3))]
     short = dd.from_pandas(table[1][:590], npartitions=3)
     for error, message, arguments in [
         (TypeError, "x must be a Dask data frame", (table[0], y)),

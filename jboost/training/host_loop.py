@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The loop of ``fit``: chunks of rounds, and the work of the host between them.
+"""The loops of the host: that of ``fit``, and that of new leaf values.
 
 In: a training run before its next round. Out: its rounds, in the record. After each
 round the host records losses and metrics, calls callbacks, shows progress and checks
 early stopping; after some it writes a checkpoint. Where several processes train
 together, the loss of one of them ends the others with the rounds so far.
+
+``refit_rounds`` gives the rounds of a model new leaf values, round by round as in
+training: ``fit`` calls it after rows were held out, and ``refit`` for any rows.
 """
 
 import os
@@ -62,6 +65,7 @@ from jboost.trees.slopes import GivenLeaves
 from jboost.trees.tree import LeafSums, Tree
 
 _SEEN = ("trees", "losses", "improvement", "parameters")
+_MOST_LEAVES = 2**26  # leaf indices of all rows and rounds at a time
 _FAILED = 2  # answer of a callback that raised; 0: go on, 1: stop
 
 
@@ -383,9 +387,6 @@ def _measure(job, chunk, entry, record):
     number = record.num_rounds
     fail = lambda message: TrainingError(message, record, number)  # noqa: E731
     return measure(job.metrics, read_sets(), number, fail)
-
-
-_MOST_LEAVES = 2**26  # leaf indices of all rows and rounds at a time
 
 
 def refit_rounds(

@@ -4,6 +4,10 @@
 In: a request, checked. Out: thresholds, codes and targets on the device, the
 validation sets, and a function that makes the :class:`jboost.training.chunks.Runner`
 for such rows. Later stages do not depend on where the rows are.
+
+Rows that are held out for early stopping are the same rows once more: each part has the
+weight 0 for the rows of the other. The part that is held out has no codes, because its
+scores are those of the training rows.
 """
 
 from collections.abc import Callable, Sequence
@@ -56,6 +60,10 @@ from jboost.training.rows import (
     padded_columns,
 )
 from jboost.trees.tree import find_ranges
+
+FEWEST_ROWS = 50  # fewer tell too little about the number of rounds
+_MOST_VALUES = 50  # targets of more different values are not drawn value by value
+_FEW = 1000  # rows that tell that there are many
 
 
 class TrainingRows(NamedTuple):
@@ -431,11 +439,6 @@ def _prepare_groups(problem, sets, sampled):
 
 def _run_prepare(loss, sampled, constants, data):
     return prepare_groups(loss, constants, data, sampled).prepared
-
-
-FEWEST_ROWS = 50  # fewer tell too little about the number of rounds
-_MOST_VALUES = 50  # targets of more different values are not drawn value by value
-_FEW = 1000  # rows that tell that there are many
 
 
 def hold_out(
