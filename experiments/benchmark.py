@@ -51,8 +51,7 @@ number of times; what could not be measured is listed.
 Written to --out: benchmark.json, and a picture of all ratios, benchmark.png and .svg.
 The JSON is written after each step; a run with the same --out continues it and repeats
 only steps in which something was not measured. It is refused if machine, versions or
-arguments differ, unless --again starts anew. --report prints and draws a JSON;
---markdown prints its ratios as a table.
+arguments differ, unless --again starts anew. --report prints and draws a JSON.
 """
 
 import argparse
@@ -75,7 +74,7 @@ from typing import IO, Any
 
 from benchmark_cases import FIGURES, MILLISECONDS, PEERS, PLAN, PRINTED, Case, Step
 from benchmark_new import MODEL
-from benchmark_report import draw, find_ratios, print_markdown, print_report
+from benchmark_report import draw, find_ratios, print_report, tabulate
 from benchmark_timing import (
     CHILDREN,
     Reading,
@@ -84,7 +83,15 @@ from benchmark_timing import (
     wait_for_quiet,
     watch,
 )
-from experiment_tools import make_parser, read_processor, save_json, write_json
+from experiment_tools import (
+    add_minutes,
+    make_figures,
+    make_parser,
+    read_processor,
+    save_json,
+    take_in_time,
+    write_json,
+)
 from tqdm import tqdm
 
 WORKER = Path(__file__).with_name("benchmark_worker.py")
@@ -398,13 +405,13 @@ def parse_options() -> argparse.Namespace:
     add("--list", action="store_true", help="print the names of the steps, and end")
     add("--repeats", type=int, default=3, help="most good readings per median")
     add("--threads", type=int, default=2)
+    add_minutes(parser)
     add("--loss", action="store_true", help="held-out losses as well")
     add("--most-load", type=float, default=0.1, help="of others, as a share of cores")
     add("--patience", type=float, default=120.0, help="seconds to wait for quiet")
     add("--quick", action="store_true", help="small sizes, two readings, any load")
     add("--again", action="store_true", help="start anew, even if DIR holds a run")
     add("--report", type=Path, metavar="FILE", help="print and draw a JSON, and end")
-    add("--markdown", type=Path, metavar="FILE", help="print its ratios, and end")
     options = parser.parse_args()
     if options.repeats < 1 or options.threads < 1:
         parser.error("--repeats and --threads must be at least 1")
@@ -481,7 +488,7 @@ def measure(options: argparse.Namespace) -> dict:
             if len(todo) < len(plan):
                 tqdm.write(f"{len(plan) - len(todo)} steps were measured before")
             bar.reset(sum(count_readings(step, options) for step in todo))
-            for step in todo:
+            for step in take_in_time(todo, options.minutes):
                 result["steps"][step.name] = bench.run(step)
                 save_json(options.out / "benchmark.json", result)
         except KeyboardInterrupt:
@@ -497,18 +504,17 @@ def main() -> None:
     if options.list:
         print("\n".join(step.name for step in PLAN))
         return
-    if options.markdown:
-        print_markdown(json.loads(options.markdown.read_text()))
-        return
     if options.report:
         result = json.loads(options.report.read_text())
     else:
         confine(options.threads)  # before JAX counts cores
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         result = measure(options)
-        write_json(
-            options.out / "benchmark.json", {**result, "ratios": find_ratios(result)}
-        )
+        more = {
+            "ratios": find_ratios(result),
+            "figures": make_figures(ratios=tabulate(result)),
+        }
+        write_json(options.out / "benchmark.json", result | more)
     print_report(result)
     draw(result, options.out)
 

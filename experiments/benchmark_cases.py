@@ -197,7 +197,7 @@ def start_processes() -> list[Step]:
         case = SMALL._replace(loss=loss, num_classes=classes)
         title = f"softmax of {classes}" if classes else loss.replace("_", " ")
         lines = (
-            Line(COLD, title, reach, aim),
+            Line(COLD, f"{title}, wall time", reach, aim),
             Line(COLD, f"{title}, processor time", reach, aim, "processor"),
         )
         sources = ("jboost", "xgboost")

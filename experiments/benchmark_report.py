@@ -141,19 +141,20 @@ def print_ratios(result: dict, ratios: list[dict]) -> None:
         print(f"  {row['label']:64}{asked[0]}{asked[1]}{shown:>10}  {verdict}")
 
 
-def print_markdown(result: dict) -> None:
-    """Prints the measured ratios as a table of the documentation."""
-    print("| measure | jboost / fastest peer | fastest peer |\n|---|---|---|")
+def tabulate(result: dict) -> list[list[str]]:
+    """Returns the measured ratios as a table of the documentation."""
+    rows = [["measure", "jboost / fastest peer", "fastest peer"]]
     group = ""
     for row in find_ratios(result):
         if row["measured"] is None:
             continue
         if row["group"] != group:
             group = row["group"]
-            print(f"| **{group}** | | |")
+            rows.append([f"**{group}**", "", ""])
         label = row["label"].replace("%", " %")
         over = NAMES.get(row["over"], row["over"])
-        print(f"| {label} | {format_ratio(row['measured'])} | {over} |")
+        rows.append([label, format_ratio(row["measured"]), over])
+    return rows
 
 
 def format_ratio(ratio: float) -> str:

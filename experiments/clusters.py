@@ -29,7 +29,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pandas as pd
-from experiment_tools import describe_machine, make_parser, write_json
+from experiment_tools import describe_machine, make_figures, make_parser, write_json
 
 import jboost as jb
 import jboost.dask
@@ -46,6 +46,9 @@ CASES = {
 }
 
 
+RATIOS = ("to_xgboost", "first_to_later", "bytes_to_bytes_of_rows")
+
+
 def main():
     """Runs the parts, and prints what they find."""
     parser = make_parser(__doc__)
@@ -60,7 +63,14 @@ def main():
         ray=try_ray,
     )  # fmt: skip
     found = {name: parts[name](args) for name in args.parts}
-    write_json(args.out / "clusters.json", {"machine": describe_machine(), **found})
+    figures = [["figure", "value"]]
+    for part in ("speed", "memory"):
+        for name in RATIOS:
+            if name in found.get(part, {}):
+                figures.append([name, f"{found[part][name]:.2f}"])
+    result = {"machine": describe_machine(), **found}
+    result["figures"] = make_figures(ratios=figures)
+    write_json(args.out / "clusters.json", result)
 
 
 def open_cluster(workers):

@@ -66,7 +66,7 @@ from compare_fits import (
     list_parameters,
     measure,
 )  # fmt: skip
-from compare_report import draw, geometric_mean, judge, report
+from compare_report import draw, geometric_mean, judge, report, tabulate
 from compare_tables import (
     HALVES,
     TASKS,
@@ -76,7 +76,15 @@ from compare_tables import (
     list_cases,
     split_table,
 )  # fmt: skip
-from experiment_tools import choose_tables, describe_machine, make_parser, write_json
+from experiment_tools import (
+    add_minutes,
+    choose_tables,
+    describe_machine,
+    make_figures,
+    make_parser,
+    take_in_time,
+    write_json,
+)
 from tqdm import tqdm
 
 import jboost as jb
@@ -175,8 +183,8 @@ def measure_all(
             found.append((job, fit))
         else:
             missing.setdefault(key, []).append(job)  # tasks share fits
-    with tqdm(missing.items(), unit="fit", smoothing=0.05) as progress:
-        for key, equal_jobs in progress:
+    with tqdm(total=len(missing), unit="fit", smoothing=0.05) as progress:
+        for key, equal_jobs in take_in_time(missing.items(), options.minutes):
             job = equal_jobs[0]
             case = job.case
             progress.set_description(f"{case.table} {case.kind} {job.library}")
@@ -188,6 +196,7 @@ def measure_all(
                 tqdm.write(f"FAILED {failed[-1]}")
                 continue
             store(options.cache, key, fit)
+            progress.update()
             found += [(equal, fit) for equal in equal_jobs]
     return found, failed
 
@@ -279,6 +288,7 @@ def parse_options() -> argparse.Namespace:
     add("--depths", nargs="+", type=parse_positive, default=[6])
     found = [name for name in LIBRARIES if importlib.util.find_spec(name)]
     add("--libraries", nargs="+", choices=LIBRARIES, default=found)
+    add_minutes(parser)
     add("--bare", action="store_true", help="no rounds, rate and depth are given")
     add("--threads", type=parse_positive, default=2, help="of the peers")
     add("--equal", action="store_true", help="equal parameters, not defaults")
@@ -324,6 +334,8 @@ def main() -> None:
     versions = {name: find_version(name) for name in options.libraries}
     result = {"arguments": vars(options), **describe_machine(), "compared": versions}
     result |= {"reports": reports, "failed": failed}
+    result["figures"] = make_figures(tasks=tabulate(reports))
+    result["figures"]["device"] += "".join(f", {k} {v}" for k, v in versions.items())
     write_json(options.out / "compare_libraries.json", result)
 
 

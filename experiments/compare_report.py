@@ -12,11 +12,15 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from compare_fits import CODES, list_stages
-from experiment_tools import BLUE, ORANGE, open_figure
+from experiment_tools import BLUE, ORANGE, open_figure, print_table
 
 POINTS = ("early", "last", "best")  # the rounds at which losses are compared
 CASE = ["kind", "table"]
 SETTING = ["rounds", "rate", "depth"]
+PEERS = {  # of the table of the pages
+    "catboost": "CatBoost", "xgboost": "XGBoost", "lightgbm": "LightGBM",
+    "sklearn": "scikit-learn",
+}  # fmt: skip
 OVERVIEW = ("early/best", "last/mean", "last/best", "best/best", "worst")
 FLOOR = 1e-3  # of the loss of a constant; below it, differences do not matter
 
@@ -97,6 +101,29 @@ def summarize(tables: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame.from_dict(found, orient="index").rename_axis("library")
 
 
+def tabulate(reports: list[dict[str, Any]]) -> list[list[str]]:
+    """Returns the table of the pages: "early" losses to those of the peers, by task."""
+    heads = [f"to {name}" for name in PEERS.values()]
+    heads[1:1] = ["median", "won"]  # of the comparison with CatBoost
+    rows = [["task", "tables", *heads, "to the best", "worst"]]
+    for part in reports:
+        tables = pd.DataFrame(part["tables"])
+        losses = tables.pivot(index=CASE, columns="library", values="early")
+        cells = []
+        for peer in PEERS:
+            known = losses.get(peer, np.nan)
+            ratios = (losses["jboost"] / known).dropna()
+            cells.append(f"{geometric_mean(ratios):.3f}")
+            if peer == "catboost":
+                won = f"{(ratios < 1).sum()} of {len(ratios)}"
+                cells += [f"{ratios.median():.3f}", won]
+        best = tables[tables["library"] == "jboost"]["early/best"]
+        cells += [f"{geometric_mean(best):.3f}", f"{best.max():.3f}"]
+        cells = [cell.replace("nan", "-") for cell in cells]
+        rows.append([part["task"].replace("_", " "), str(len(best)), *cells])
+    return rows
+
+
 def compare_codes(tables: pd.DataFrame) -> dict[str, Any]:
     """Returns native categories divided by the same columns as numbers, "early"."""
     losses = tables.pivot(index=CASE, columns="library", values="early")
@@ -173,13 +200,11 @@ def print_overview(overview: pd.DataFrame) -> None:
 
 def print_markdown(frame: pd.DataFrame) -> None:
     """Prints a table in Markdown."""
-    print(f"| {' | '.join(map(str, frame))} |\n|{'---|' * frame.shape[1]}")
-    for row in frame.astype(object).itertuples(index=False):
-        cells = [
-            cell if isinstance(cell, str) else f"{cell:.4g}".replace("nan", "-")
-            for cell in row
-        ]
-        print(f"| {' | '.join(cells)} |")
+    rows = [
+        [c if isinstance(c, str) else f"{c:.4g}".replace("nan", "-") for c in row]
+        for row in frame.astype(object).itertuples(index=False)
+    ]
+    print_table([[*map(str, frame)], *rows])
 
 
 def draw(reports: list[dict[str, Any]], path: Path) -> None:

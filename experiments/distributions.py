@@ -12,9 +12,10 @@ and zero-inflated Poisson ones for counts.
 DIR/meta.json names the column to predict ("target"); it is a count if "task" says so.
 Libraries that are not installed are left out: pip install ngboost xgboost-distribution.
 
-Each split holds out a quarter of the rows. A fifth of the others chooses the number of
-rounds, and all of them train the model. Trees have depth 5, of NGBoost 3, its default.
-Targets stay in their unit.
+Each split holds out a quarter of the rows. jboost gets the others, and nothing else
+(``jb.fit(x, y, loss, num_scores=2)``); "formula" is the same loss as a plain function.
+For the others a fifth of these rows chooses the number of rounds, and all of them train
+the model, at depth 5 (NGBoost: 3, its default). Targets stay in their unit.
 NLL and CRPS are in units of the standard deviation of the target, so that tables can be
 averaged; of counts they are raw. Times include both fits, and compilation.
 
@@ -36,9 +37,11 @@ import scipy.stats as st
 from experiment_tools import (
     compare_pairs,
     describe_machine,
+    make_figures,
     make_matrix,
     make_parser,
     open_figure,
+    print_table,
     read_table,
     save_figure,
     write_json,
@@ -87,18 +90,27 @@ class Prediction(NamedTuple):
 
 
 def fit_jboost(family: str, fitted: Rows, choosing: Rows, both: Rows) -> Callable:
-    """Trains jboost; returns a function that predicts."""
+    """Trains jboost, which chooses rows by itself; returns a function that predicts."""
+    del fitted, choosing
     make = getattr(jb.distributions, family)
-    settings: dict[str, Any] = dict(
-        num_scores=2, max_depth=5, learning_rate=0.05, subsample=0.5, leaf_rows="sample"
-    )
-    loss = jb.losses.likelihood(make)
-    _, history = jb.fit(
-        *fitted, loss, validation=tuple(choosing), num_rounds=1500,
-        early_stopping_rounds=PATIENCE, **settings,
-    )  # fmt: skip
-    rounds = max(1, history.best_round + 1)
-    model, _ = jb.fit(*both, loss, num_rounds=rounds, **settings)
+    model, _ = jb.fit(*both, jb.losses.likelihood(make), num_scores=2)
+    return read_jboost(model, make)
+
+
+def fit_formula(family: str, fitted: Rows, choosing: Rows, both: Rows) -> Callable:
+    """Trains jboost with the same loss as a plain function."""
+    del fitted, choosing
+    make = getattr(jb.distributions, family)
+
+    def loss(score, target):
+        return -make(score).log_prob(target)
+
+    model, _ = jb.fit(*both, loss, num_scores=2)
+    return read_jboost(model, make)
+
+
+def read_jboost(model: jb.Ensemble, make: Callable) -> Callable:
+    """Returns the function that predicts."""
 
     def predict(rows, counts):
         found = jb.predict(model, rows.x, inverse_link=make)
@@ -182,6 +194,7 @@ def _from_scipy(found, y, counts):
 # {name: (how it is trained, the family, the package that it needs)}
 NUMBERS = {
     "jboost": (fit_jboost, "normal", "jboost"),
+    "jboost, formula": (fit_formula, "normal", "jboost"),
     "NGBoost": (fit_ngboost, "normal", "ngboost"),
     "xgboost-distribution": (fit_xgboost, "normal", "xgboost_distribution"),
 }
@@ -282,6 +295,17 @@ def draw(found: dict[str, dict], path: Path) -> None:
     save_figure(figure, path)
 
 
+def tabulate(found: dict[str, dict]) -> list[list[str]]:
+    """Returns the means over the splits, a row for each table and method."""
+    rows = [["table", "method", "NLL", "CRPS", "coverage of 90 %", "seconds"]]
+    keys = {"nll": ".3f", "crps": ".3f", "coverage": ".2f", "seconds": ".1f"}
+    for table, methods in found.items():
+        for name, results in methods.items():
+            means = {key: np.mean([each[key] for each in results]) for key in keys}
+            rows.append([table, name, *(f"{means[k]:{keys[k]}}" for k in keys)])
+    return rows
+
+
 def conclude(found: dict[str, dict]) -> None:
     """Compares jboost with each other library, over the tables that both have."""
     peers = dict.fromkeys(
@@ -328,19 +352,11 @@ def main() -> None:
     with tqdm(total=number * options.splits, disable=None) as progress:
         for table in tables:
             found[table.name] = run_table(table, options, progress)
-    print(f"{'table':20} {'method':40} {'NLL':>8} {'CRPS':>8} {'90 %':>6} {'s':>7}")
-    for table, methods in found.items():
-        for name, results in methods.items():
-            nll, crps, coverage, seconds = (
-                np.mean([each[key] for each in results])
-                for key in ("nll", "crps", "coverage", "seconds")
-            )
-            print(
-                f"{table:20} {name:40} {nll:8.4f} {crps:8.4f} {coverage:6.3f} "
-                f"{seconds:7.1f}"
-            )
+    figures = tabulate(found)
+    print_table(figures)
     draw(found, options.out / "distributions.png")
     result = dict(values=found, options=vars(options))
+    result["figures"] = make_figures(methods=figures)
     write_json(options.out / "distributions.json", result | describe_machine())
     conclude(found)
 

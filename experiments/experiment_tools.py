@@ -7,10 +7,14 @@ and slopes with their noise.
 """
 
 import argparse
+import datetime
 import importlib.metadata
 import json
+import os
 import platform
-from collections.abc import Sequence
+import sys
+import time
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -36,6 +40,26 @@ def make_parser(description: str | None) -> argparse.ArgumentParser:
         help="folder to write to (default: results)",
     )  # fmt: skip
     return parser
+
+
+def add_minutes(parser: argparse.ArgumentParser) -> None:
+    """Adds ``--minutes`` for ``take_in_time``."""
+    parser.add_argument(
+        "--minutes", type=float, default=4.0,
+        help="begin nothing new after them; the same command goes on (default: 4)",
+    )  # fmt: skip
+
+
+def take_in_time(jobs: Iterable[Any], minutes: float) -> Iterator[Any]:
+    """Yields jobs until the time is over, and then says how many are left."""
+    jobs = [*jobs]
+    end = time.monotonic() + 60 * minutes
+    for done, job in enumerate(jobs):
+        if time.monotonic() > end:
+            left = len(jobs) - done
+            print(f"{left} of {len(jobs)} are left; the same command goes on")
+            return
+        yield job
 
 
 def choose_tables(
@@ -105,6 +129,31 @@ def make_matrix(frame: pd.DataFrame) -> np.ndarray:
 
 
 # ---- results ------------------------------------------------------------------------
+
+
+def make_figures(device: str | None = None, **tables: list[list[str]]) -> dict:
+    """Returns tables for the pages (docs/make_figures.py), and where they are from.
+
+    Args:
+      device: what ran the script, if not the cores of this machine.
+      tables: by name, a row of headings and the rows below it, as the pages show them.
+    """
+    given = ["DIR" if Path(each).is_absolute() else each for each in sys.argv[1:]]
+    script = f"experiments/{Path(sys.argv[0]).name}"
+    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count()
+    return {
+        "command": " ".join(["python", script, *given]),
+        "date": datetime.date.today().isoformat(),
+        "device": device or f"{cores} cores of {read_processor()}",
+        "tables": tables,
+    }
+
+
+def print_table(rows: list[list[str]]) -> None:
+    """Prints a table in Markdown; the first row holds the headings."""
+    heads, *others = rows
+    for row in (heads, ["---"] * len(heads), *others):
+        print(f"| {' | '.join(row)} |")
 
 
 def write_json(path: Path, result: dict[str, Any]) -> None:

@@ -35,7 +35,15 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from experiment_tools import choose_tables, make_parser
+from experiment_tools import (
+    add_minutes,
+    choose_tables,
+    make_figures,
+    make_parser,
+    print_table,
+    take_in_time,
+    write_json,
+)
 from jax.nn import sigmoid
 from jax.numpy import exp
 from tqdm import tqdm
@@ -279,6 +287,7 @@ def main() -> None:
     """Trains what has no line yet, and writes the table."""
     parser = make_parser(__doc__)
     parser.add_argument("--only", nargs="+", metavar="FAMILY")
+    add_minutes(parser)
     parser.add_argument("--default", action="store_true")
     arguments = parser.parse_args()
     warnings.simplefilter("ignore")
@@ -294,7 +303,8 @@ def main() -> None:
     lines = path.read_text().splitlines() if path.exists() else []
     found = {tuple(one[k] for k in KEYS): one for one in map(json.loads, lines)}
     jobs = [(n, way, arguments.default) for n in names for way in WAYS]
-    for job in tqdm([job for job in jobs if job not in found]):
+    left = [job for job in jobs if job not in found]
+    for job in tqdm(take_in_time(left, arguments.minutes), total=len(left)):
         try:
             found[job] = train(*job)
         except Exception as error:
@@ -302,42 +312,38 @@ def main() -> None:
             found[job] = dict(zip(KEYS, job, strict=True), error=text)
         with path.open("a") as file:
             file.write(json.dumps(found[job]) + "\n")
-    table = tabulate(found, names, arguments.default)
-    path.with_suffix(".md").write_text(table)
-    print(table)
+    done = [n for n in names if all((n, w, arguments.default) in found for w in WAYS)]
+    table = tabulate(found, done, arguments.default)
+    print_table(table)
+    write_json(path.with_suffix(".json"), {"figures": make_figures(families=table)})
 
 
-def tabulate(found: dict, names: list[str], default: bool) -> str:
-    """Returns the Markdown table of all families, with means in its last row."""
-    lines = [
-        "| family | K | falls | likelihood | formula | difference | seconds of both |",
-        "|---|---|---|---|---|---|---|",
-    ]
+def tabulate(found: dict, names: list[str], default: bool) -> list[list[str]]:
+    """Returns the table of all families, with means in its last row."""
+    heads = ("family", "K", "falls", "likelihood", "formula", "difference")
+    rows = [[*heads, "seconds of both"]]
     differences, times = [], []
     for name in names:
         own, plain = (found[name, way, default] for way in WAYS)
-        number = len(FAMILIES[name].offset)
+        number = str(len(FAMILIES[name].offset))
         if "error" in own or "error" in plain:
             problem = own.get("error") or plain.get("error")
-            lines.append(f"| {name} | {number} | {problem} |")
+            rows.append([name, number, problem, "", "", "", ""])
             continue
         falls = "yes" if own["rise"] <= 2e-6 * own["scale"] else f"{own['rise']:.1e}"
         difference = own["held_out"] - plain["held_out"]
         differences.append(difference)
         times.append((own["seconds"], plain["seconds"]))
-        lines.append(
-            f"| {name} | {number} | {falls} | {own['held_out']:.4f} | "
-            f"{plain['held_out']:.4f} | {difference:+.4f} | "
-            f"{own['seconds']:.1f}, {plain['seconds']:.1f} |"
-        )
+        losses = [f"{each['held_out']:.4f}" for each in (own, plain)]
+        seconds = f"{own['seconds']:.1f}, {plain['seconds']:.1f}"
+        rows.append([name, number, falls, *losses, f"{difference:+.4f}", seconds])
     if differences:
         mean, worst = np.mean(differences), np.max(differences)
         own, plain = np.mean(times, axis=0)
-        lines.append(
-            f"| mean (greatest difference {worst:+.4f}) | | | | | {mean:+.4f} | "
-            f"{own:.1f}, {plain:.1f} |"
-        )
-    return "\n".join(lines) + "\n"
+        label = f"mean (greatest difference {worst:+.4f})"
+        seconds = f"{own:.1f}, {plain:.1f}"
+        rows.append([label, "", "", "", "", f"{mean:+.4f}", seconds])
+    return rows
 
 
 if __name__ == "__main__":

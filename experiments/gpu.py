@@ -29,7 +29,7 @@ were generated on the device. Every part is a process of its own with a time lim
 that one that crashes, or runs out of memory, leaves the others. Peers that are not
 installed, or that were built without CUDA, are left out and named.
 
-Written to --out: gpu.json (after every part, and during it), gpu.md, a picture (gpu.png
+Written to --out: gpu.json (after every part, and during it), a picture (gpu.png
 and gpu.svg, if matplotlib is installed), gpu.log with what the processes printed. With
 --only, other parts of an earlier run on the same device are kept.
 """
@@ -48,9 +48,16 @@ import time
 from pathlib import Path
 from typing import IO, Any
 
-from experiment_tools import choose_tables, make_parser, save_json
+from experiment_tools import (
+    choose_tables,
+    make_figures,
+    make_parser,
+    print_table,
+    save_json,
+    write_json,
+)
 from gpu_cases import PARTS, QUICK_SECONDS, SECONDS
-from gpu_report import conclude, draw, make_markdown
+from gpu_report import conclude, describe_device, draw, tabulate
 from tqdm import tqdm
 
 ROOT = Path(__file__).parents[1]
@@ -248,9 +255,13 @@ def main() -> None:
         raise SystemExit(f"no GPU: {missing}")
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     result = measure(options)
-    text = make_markdown(result)
-    (options.out / "gpu.md").write_text(text)
-    print(text)
+    tables, device = tabulate(result), describe_device(result)
+    print(f"Device: {device}.")
+    for table in tables.values():
+        print()
+        print_table(table)
+    result["figures"] = make_figures(device, **tables)
+    write_json(options.out / "gpu.json", result)
     if importlib.util.find_spec("matplotlib"):
         draw(result, options.out)
     print(conclude(result))

@@ -5,7 +5,6 @@ In: the content of gpu.json. Out: Markdown, a picture of the figures divided by 
 targets, and one sentence.
 """
 
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -62,83 +61,78 @@ def take(found: dict[str, Any] | None, sums: bool) -> dict[str, Any]:
     return {k: pair for k, pair in (found or {}).items() if (k in SUMS) == sums}
 
 
-def make_markdown(result: dict) -> str:
-    """Returns all tables."""
-    sizes, machine = choose_sizes(result), result.get("machine", {})
-    versions = machine.get("versions", {})
-    names = ("jax", "jaxlib", "xgboost", "cupy", "lightgbm")
-    shown = [f"{n} {v}" for n, v in versions.items() if n.startswith(names)]
-    lines = [
-        f"Device: {machine.get('device')} ({machine.get('gpu')}); {', '.join(shown)}.",
-        f"Implementations: {machine.get('implementations')}.",
-    ]
-    if result["settings"]["quick"]:
-        lines.append("A quick run with small sizes: times do not compare with targets.")
-    lines += ["", "| measure | reach | aim | measured | |", "|---|---|---|---|---|"]
+def tabulate(result: dict) -> dict[str, list[list[str]]]:
+    """Returns all tables, as rows of cells."""
+    sizes = choose_sizes(result)
+    measures = [["measure", "reach", "aim", "measured", ""]]
     for row in list_rows(sizes):
         value = find_value(result, row)
         asked = ["" if x is None else f"{x:g}" for x in (row.reach, row.aim)]
         said = "" if value is None else f"{value:{row.form}}"
-        lines.append(join([row.label, *asked, said, judge(result, row)]))
+        measures.append([row.label, *asked, said, judge(result, row)])
     bits = find_figures(result, "bits")
     found = {"rerun": bits.get("rerun"), "cpu": take(bits.get("cpu"), sums=True)}
     for key, label in BITS.items():
-        lines.append(join([label, *2 * ["same bits"], *describe_bits(found[key])]))
-    lines += ["", "| other figures | |", "|---|---|"]
+        measures.append([label, *2 * ["same bits"], *describe_bits(found[key])])
+    others = [["other figures", "measured"]]
     said, _ = describe_bits(take(bits.get("cpu"), sums=False))
-    lines += [join(["this device and the CPU, models", said])] if said else []
+    others += [["this device and the CPU, models", said]] if said else []
     for row in list_others(sizes):
         value = find_value(result, row)
         if value is not None:
-            lines.append(join([row.label, f"{value:{row.form}}"]))
+            others.append([row.label, f"{value:{row.form}}"])
     many = find_figures(result, "many")
     if "equal_models" in many:
         label = "models side by side with the bits of those in turn"
-        lines.append(join([label, many["equal_models"]]))
-    tables = list_operations(result), list_users(result), list_parts(result)
-    return "\n".join([*lines, *chain(*tables), ""])
+        others.append([label, str(many["equal_models"])])
+    tables = dict(
+        measures=measures, others=others, operations=list_operations(result),
+        users=list_users(result), parts=list_parts(result),
+    )  # fmt: skip
+    return {name: rows for name, rows in tables.items() if len(rows) > 1}
 
 
-def join(cells: list[str]) -> str:
-    """Returns a line of a table."""
-    return f"| {' | '.join(cells)} |"
+def describe_device(result: dict) -> str:
+    """Returns the device, and the versions of what ran on it."""
+    machine = result.get("machine", {})
+    names = ("jax", "jaxlib", "xgboost", "cupy", "lightgbm")
+    versions = machine.get("versions", {}).items()
+    shown = [
+        f"{name} {version}" for name, version in versions if name.startswith(names)
+    ]
+    quick = ["small sizes"] if result["settings"]["quick"] else []
+    return ", ".join(
+        [f"{machine.get('device')} ({machine.get('gpu')})", *shown, *quick]
+    )
 
 
-def list_operations(result: dict) -> list[str]:
+def list_operations(result: dict) -> list[list[str]]:
     """Returns the table of single operations."""
-    figures = find_figures(result, "operations")
-    times = figures.get("operations", {})
-    if not times:
-        return []
-    names = dict.fromkeys(name for column in times.values() for name in column)
-    lines = ["", join(["ms of an operation", *times]), "|---" * (1 + len(times)) + "|"]
-    for name in names:
+    times = find_figures(result, "operations").get("operations", {})
+    rows = [["ms of an operation", *times]]
+    for name in dict.fromkeys(name for column in times.values() for name in column):
         columns = [times[column].get(name) for column in times]
-        said = ["" if value is None else f"{value:.3f}" for value in columns]
-        lines.append(join([name, *said]))
-    return lines
+        rows.append([name, *("" if v is None else f"{v:.3f}" for v in columns)])
+    return rows
 
 
-def list_users(result: dict) -> list[str]:
+def list_users(result: dict) -> list[list[str]]:
     """Returns the table of fits from NumPy arrays, in seconds."""
     cases = find_figures(result, "user").get("user", {})
-    if not cases:
-        return []
     names = [f"{who}, {turn}" for who in ("jboost", "xgboost") for turn in TURNS]
-    heads = ["seconds of a fit", *names, "ratio of the second"]
-    lines = ["", join(heads), "|---" * len(heads) + "|"]
+    rows = [["seconds of a fit", *names, "ratio of the second"]]
     for label, times in cases.items():
         known = [times.get(name) for name in names]
         said = ["" if value is None else f"{value:.2f}" for value in known]
         pair = known[1], known[3]
         ratio = "" if None in pair else f"{pair[0] / pair[1]:.2f}"
-        lines.append(join([label, *said, ratio]))
-    return lines
+        rows.append([label, *said, ratio])
+    return rows
 
 
-def list_parts(result: dict) -> list[str]:
+def list_parts(result: dict) -> list[list[str]]:
     """Returns the table of parts: how each ended, and what was absent."""
-    lines = ["", "| part | ended | seconds | peak MiB | |", "|---|---|---|---|---|"]
+    rows = [["part", "ended", "seconds", "peak MiB", "notes"]]
     for name, part in result["parts"].items():
         figures = part.get("figures", {})
         notes = [f"without {k} ({why})" for k, why in figures.get("absent", {}).items()]
@@ -149,8 +143,8 @@ def list_parts(result: dict) -> list[str]:
         seconds = f"{part.get('seconds', 0):.0f}"
         peak = "" if peak is None else f"{peak:,.0f}"
         cells = [name, part["state"], seconds, peak, "; ".join(notes)]
-        lines.append(join([cell.replace("|", "/") for cell in cells]))
-    return lines
+        rows.append([cell.replace("|", "/") for cell in cells])
+    return rows
 
 
 def describe_tests(found: dict[str, list[str]]) -> str:

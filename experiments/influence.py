@@ -18,7 +18,13 @@ import time
 import jax
 import jax.numpy as jnp
 import numpy as np
-from experiment_tools import describe_machine, make_parser, write_json
+from experiment_tools import (
+    describe_machine,
+    make_figures,
+    make_parser,
+    print_table,
+    write_json,
+)
 from sklearn.datasets import load_breast_cancer
 from sklearn.metrics import roc_auc_score
 from tqdm import tqdm
@@ -98,10 +104,11 @@ def main() -> None:
     every = [compare(s, options.share, options.rounds) for s in tqdm(splits)]
     means = {name: float(np.mean([e[name] for e in every])) for name in every[0]}
     spread = {name: float(np.std([e[name] for e in every])) for name in every[0]}
-    print(f"\n{'':16}{'area under the curve':>22}{'seconds':>10}")
+    table = [["way", "area under the curve", "deviation", "seconds"]]
     for name in WAYS:
-        area = f"{means[name]:.3f} +- {spread[name]:.3f}"
-        print(f"{name:16}{area:>22}{means[f'{name}, seconds']:10.3f}")
+        seconds = f"{means[f'{name}, seconds']:.3f}"
+        table.append([name, f"{means[name]:.2f}", f"{spread[name]:.2f}", seconds])
+    print_table(table)
     print(
         "\nFound: the gradient finds flipped labels with an area of "
         f"{means['gradient']:.3f}, leave one out with {means['leave one out']:.3f}, at "
@@ -109,6 +116,7 @@ def main() -> None:
         "cost."
     )
     result = {"arguments": vars(options), **describe_machine(), "splits": every}
+    result["figures"] = make_figures(areas=table)
     write_json(options.out / "influence.json", result)
 
 

@@ -20,7 +20,15 @@ import sys
 import time
 
 import numpy as np
-from experiment_tools import describe_machine, make_parser, write_json
+from experiment_tools import (
+    add_minutes,
+    describe_machine,
+    make_figures,
+    make_parser,
+    print_table,
+    take_in_time,
+    write_json,
+)
 from tqdm import tqdm
 
 MB = 1e6
@@ -89,6 +97,7 @@ def main():
     """Runs the cases that are not in the result file, and prints the tables."""
     parser = make_parser(__doc__)
     parser.add_argument("--only", action="append", help="run this case alone")
+    add_minutes(parser)
     parser.add_argument("--case", help="used by the script itself")
     args = parser.parse_args()
     if args.case is not None:
@@ -100,7 +109,8 @@ def main():
     cases = [
         name for name in (*TABLES, *REPEATED) if args.only is None or name in args.only
     ]
-    for name in tqdm([name for name in cases if name not in found], unit="case"):
+    left = [name for name in cases if name not in found]
+    for name in tqdm(take_in_time(left, args.minutes), unit="case", total=len(left)):
         command = [sys.executable, __file__, "--case", name]
         done = subprocess.run(
             command, capture_output=True, text=True, check=False,
@@ -110,24 +120,26 @@ def main():
             sys.exit(f"{name}: {done.stderr[-2000:]}")
         found[name] = json.loads(done.stdout.splitlines()[-1])
         write_json(path, {"machine": describe_machine(), "cases": found})
-    show([name for name in cases if name in found], found)
+    figures = make_figures(**tabulate([name for name in cases if name in found], found))
+    write_json(path, json.loads(path.read_text()) | {"figures": figures})
 
 
-def show(cases, found):
-    """Prints the tables of the documentation."""
-    print("\n| training | measured, MB | formula, MB | formula / measured |")
-    print("|---|---|---|---|")
+def tabulate(cases, found):
+    """Prints and returns the tables of the documentation."""
+    trained = [["training", "measured, MB", "formula, MB", "formula / measured"]]
     for name in (name for name in cases if name in TABLES):
         rows, columns, changes = TABLES[name]
         formula = training_memory(rows, columns, **{**PLAIN, **changes}) / MB
         measured = found[name]["peak"] / MB
         ratio = formula / measured
-        print(f"| {name} | {measured:,.0f} | {formula:,.0f} | {ratio:.2f} |")
-    print(f"\n| {TIMES:,} times | after a tenth, MB | at the end, MB |")
-    print("|---|---|---|")
+        trained.append([name, f"{measured:,.0f}", f"{formula:,.0f}", f"{ratio:.2f}"])
+    repeated = [[f"{TIMES:,} times", "after a tenth, MB", "at the end, MB"]]
     for name in (name for name in cases if name in REPEATED):
         early, late = (found[name][when] / MB for when in ("early", "late"))
-        print(f"| {name} | {early:,.0f} | {late:,.0f} |")
+        repeated.append([name, f"{early:,.0f}", f"{late:,.0f}"])
+    for table in (trained, repeated):
+        print_table(table)
+    return {"trained": trained, "repeated": repeated}
 
 
 def run_case(name):

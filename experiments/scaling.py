@@ -27,6 +27,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -36,8 +37,10 @@ from experiment_tools import (
     GRAY,
     ORANGE,
     find_slope,
+    make_figures,
     make_parser,
     open_figure,
+    print_table,
     read_processor,
     save_figure,
     write_json,
@@ -95,10 +98,13 @@ def main():
     costs = fit_costs(args, trees, sums)
     predict_times(args, costs, trees)
     predictions = [predict_hosts(costs, *table) for table in TABLES]
-    report(args, trees, sums, predictions)
+    tables = tabulate(args, trees, sums, predictions)
+    for table in tables.values():
+        print_table(table)
     result = {
         "settings": vars(args), "processor": read_processor(), "trees": trees,
         "sums": sums, "costs": costs._asdict(), "hosts": predictions,
+        "figures": make_figures(**tables),
     }  # fmt: skip
     write_json(args.out / "scaling.json", result)
     draw(args, trees, sums, costs)
@@ -290,41 +296,43 @@ def predict_hosts(costs, rows, features):
 # ---- results ------------------------------------------------------------------------
 
 
-def report(args, trees, sums, predictions):
-    """Prints the tables and what was found."""
-    print(
-        f"\n{'setup':22s} {'rows':>9s} {'ms a tree':>10s} {'noise':>6s} {'model':>7s}"
-    )
-    for tree in trees:
-        print(
-            f"{tree['name']:22s} {tree['rows']:9d} {1e3 * tree['seconds']:10.1f} "
-            f"{1e3 * tree['noise']:6.1f} {1e3 * tree['predicted']:7.1f}"
-        )
-    for number, seconds in sums.items():
-        print(f"\nsums of {number} processes      least   median")
-        for size, (least, median) in zip(SIZES, seconds, strict=True):
-            print(f"{size:10d} bytes {1e3 * least:11.3f} {1e3 * median:8.3f} ms")
-    print(f"\n{HOSTS} machines of {HOST_CORES} cores, predicted")
-    for found in predictions:
-        print(f"{found['rows']:11d} x {found['features']:3d}", end="")
-        for name in NETWORKS:
-            each = found[name]
-            print(
-                f"   {name}: {1e3 * each['seconds']:7.1f} ms a tree, efficiency "
-                f"{each['efficiency']:.0%}",
-                end="",
-            )
-        print()
-    by_name = {tree["name"]: tree["seconds"] for tree in trees}
+def tabulate(args, trees, sums, predictions):
+    """Returns the tables of the pages, and of what they are computed from."""
     most = max(args.processes)
+    by_name = {tree["name"]: tree["seconds"] for tree in trees}
     whole = by_name[f"{most} cores, no mesh"]
-    divided = by_name[f"strong, {most}"] / whole
-    devices = by_name[f"{most} cores, {most} devices"] / whole
-    print(
-        f"\nFound: {most} processes with one core each take {divided:.2f} of the time "
-        f"of one process with {most} cores, and {most} devices of one process "
-        f"{devices:.2f}."
-    )
+    ratios = {
+        f"{most} processes of one core each": f"strong, {most}",
+        f"{most} devices": f"{most} cores, {most} devices",
+    }
+    heads = [[name, "efficiency"] for name in NETWORKS]
+    rows = [
+        [f"{found['rows']:,} x {found['features']}", *chain(*map(show, cells))]
+        for found in predictions
+        for cells in [[found[name] for name in NETWORKS]]
+    ]
+    return {
+        "trees": [["setup", "rows", "ms a tree", "noise", "by the formula"]]
+        + [
+            [tree["name"], f"{tree['rows']:,}"]
+            + [f"{1e3 * tree[k]:.1f}" for k in ("seconds", "noise", "predicted")]
+            for tree in trees
+        ],
+        "sums": [["processes", "bytes", "least, ms", "median, ms"]]
+        + [
+            [f"{number}", f"{size:,}", f"{1e3 * least:.3f}", f"{1e3 * median:.3f}"]
+            for number, seconds in sums.items()
+            for size, (least, median) in zip(SIZES, seconds, strict=True)
+        ],
+        "ratios": [["setup", f"to one process with {most} cores"]]
+        + [[label, f"{by_name[name] / whole:.2f}"] for label, name in ratios.items()],
+        "hosts": [["rows x features", *chain(*heads)], *rows],
+    }
+
+
+def show(predicted):
+    """Returns the cells of a prediction."""
+    return f"{1e3 * predicted['seconds']:.0f} ms", f"{predicted['efficiency']:.0%}"
 
 
 def draw(args, trees, sums, costs):

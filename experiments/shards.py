@@ -7,11 +7,13 @@ process, and in 1, 2, 4 processes that exchange sums over the loopback network. 
 file of the model, all its arrays and the history must be equal to the bit. The devices
 of one process are forced ones of the CPU; JAX and XLA have their default settings.
 
-The tables have 1,001 rows, and 40,011, where one device computes in blocks of rows that
-a shard does not fill, and where training starts in another way. Processes have
-different numbers of rows.
+By default each eighth entry runs on 1,001 rows, two devices and two processes. With
+40,011 rows one device computes in blocks of rows that a shard does not fill, and
+training starts in another way. Processes have different numbers of rows.
 
     python experiments/shards.py --only huber "early stopping"
+    python experiments/shards.py --every 1 --rows 1001 40011 --devices 1 2 4 8 \
+        --processes 1 2 4
 
 Written to --out: shards.json.
 """
@@ -33,7 +35,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from experiment_tools import make_parser, read_processor, write_json
 
-DEVICES, PROCESSES = (1, 2, 4, 8), (1, 2, 4)
 ALONE = "alone"
 FEW = dict(num_rounds=3, max_depth=3)
 ENTRIES: dict[str, "Entry"] = {}
@@ -779,13 +780,13 @@ def main():
     if args.worker:
         work(json.loads(args.worker))
         return
-    names = [name for name in ENTRIES if not args.only or name in args.only]
-    if unknown := {*(args.only or ())} - {*names}:
+    names = args.only or [*ENTRIES][:: args.every]
+    if unknown := {*names} - {*ENTRIES}:
         raise SystemExit(f"no such entries: {', '.join(sorted(unknown))}")
     entries = [(rows, name) for rows in args.rows for name in names]
     with tempfile.TemporaryDirectory() as folder:
         outs: dict[Any, Path] = {}
-        for what in ("devices", *PROCESSES):
+        for what in ("devices", 1, *args.processes):
             outs[what] = Path(args.keep or folder) / str(what)
         run_all(args, entries, 1, [0], outs[1])
         print("one device: done", flush=True)
@@ -808,10 +809,13 @@ def main():
 def parse():
     """Returns the options of the command line."""
     parser = make_parser(__doc__)
-    parser.add_argument("--rows", type=int, nargs="+", default=[1001, 40_011])
-    parser.add_argument("--devices", type=int, nargs="*", default=[*DEVICES])
-    parser.add_argument("--processes", type=int, nargs="*", default=[*PROCESSES])
+    parser.add_argument("--rows", type=int, nargs="+", default=[1001])
+    parser.add_argument("--devices", type=int, nargs="*", default=[2])
+    parser.add_argument("--processes", type=int, nargs="*", default=[2])
     parser.add_argument("--only", nargs="+", metavar="ENTRY", help="entries to run")
+    parser.add_argument(
+        "--every", type=int, default=8, help="runs each eighth entry; 1: all of them"
+    )
     parser.add_argument(
         "--timeout", type=float, default=180, help="seconds that an entry may take"
     )

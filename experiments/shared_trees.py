@@ -29,12 +29,16 @@ from experiment_tools import (
     BLUE,
     GREEN,
     ORANGE,
+    add_minutes,
     choose_tables,
     describe_machine,
+    make_figures,
     make_matrix,
     make_parser,
     open_figure,
+    print_table,
     save_figure,
+    take_in_time,
     write_json,
 )
 from sklearn.datasets import load_digits, make_classification
@@ -208,21 +212,16 @@ def find_means(rows):
     }
 
 
-def print_table(rows, means):
-    """Prints the loss of each kind, and ratios."""
-    print(f"{'table':<34} {'K':>2}", *(f"{kind:>29}" for kind in KINDS))
+def tabulate(rows, means):
+    """Returns a table of the loss of each kind, and one of ratios."""
+    losses, ratios = [["table", "K", *KINDS]], [["to", *NAMES.values()]]
     for row in rows:
-        cells = [
-            f"{f['loss']:.4f} ({f['rounds']} rounds)" for f in row["fits"].values()
-        ]
-        cells = dict(zip(row["fits"], cells, strict=True))
-        print(f"{row['table']:<34} {row['fits'][SHARED]['scores']:2d}",
-              *(f"{cells[kind]:>29}" for kind in KINDS))  # fmt: skip
-    for kind, ratios in means.items():
-        found = ", ".join(
-            f"{NAMES[name]} {ratio:.2f}" for name, ratio in ratios.items()
-        )
-        print(f"geometric means of {SHARED} / {kind}: {found}")
+        fits = [row["fits"][kind] for kind in KINDS]
+        cells = [f"{fit['loss']:.3f} ({fit['rounds']})" for fit in fits]
+        losses.append([row["table"], str(fits[0]["scores"]), *cells])
+    for kind, found in means.items():
+        ratios.append([kind, *(f"{found[name]:.2f}" for name in NAMES)])
+    return {"losses": losses, "ratios": ratios}
 
 
 def draw(rows, path):
@@ -252,6 +251,7 @@ def main():
     parser.add_argument("--rows", type=int, default=8000, help="of FILE, at most")
     parser.add_argument("--rounds", type=int, default=1500, help="at most")
     parser.add_argument("--seed", type=int, default=0, help="of the split")
+    add_minutes(parser)
     asked = parser.parse_args()
     if (asked.data is None) != (asked.target is None):
         parser.error("--data and --target belong together")
@@ -266,7 +266,7 @@ def main():
     fits = [f for f in fits if (f["seed"], f["most"]) == (asked.seed, asked.rounds)]
     known = {(fit["table"], fit["kind"]) for fit in fits}
     with tqdm(total=len(KINDS) * len(tables)) as bar:
-        for table, path in tables.items():
+        for table, path in take_in_time(tables.items(), asked.minutes):
             x, y = (
                 make_table(table)
                 if path is None
@@ -282,8 +282,11 @@ def main():
                 bar.update()
     rows = summarize(fits)
     means = find_means(rows)
-    print_table(rows, means)
+    tables = tabulate(rows, means)
+    for table in tables.values():
+        print_table(table)
     result = dict(machine=describe_machine(), means=means, tables=rows)
+    result["figures"] = make_figures(**tables)
     write_json(asked.out / "shared_trees.json", result)
     draw(rows, asked.out / "shared_trees.png")
     ratio, speed = means[OWN]["loss"], means[OWN]["predict"]

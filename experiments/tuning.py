@@ -5,8 +5,8 @@ Tunes squared error and logistic loss on tables, and compares losses on test row
 
 - jboost with its defaults, `fit(x, y, loss)`;
 - `jb.tune(x, y, loss, seconds=60)`;
-- Optuna's TPE sampler with LightGBM, 200 trials of 5 folds with early stopping; the
-  best trial is trained on all rows. Its loss after 10 % of its time, too;
+- Optuna's TPE sampler with LightGBM, ``--trials`` of 5 folds with early stopping; the
+  best trial is trained on all rows. Its loss after a tenth of the trials, too;
 - CatBoost with its defaults, of which the best number of rounds is found on a fifth of
   the rows.
 
@@ -25,9 +25,13 @@ from typing import Any
 import numpy as np
 from compare_fits import held_out_loss
 from compare_tables import Case, Rows, find_cases, find_half, split_table
-from experiment_tools import make_parser, save_json
+from experiment_tools import make_figures, make_parser, print_table, save_json
 
 TASKS = ("squared_error", "logistic")
+
+
+PEERS = ("defaults", "CatBoost", "Optuna, 10 %", "Optuna")
+NOTHING = 1e-6  # a loss below which ratios say nothing
 
 
 def main() -> None:
@@ -36,33 +40,30 @@ def main() -> None:
     results: dict[str, dict[str, Any]] = {}
     for case, train, test in list_tables(options):
         found = measure(case.kind, train, test, options)
-        results[f"{case.table}, {case.kind}"] = found
-        base = found["defaults"]["loss"]
-        ratios = {
-            name: each["loss"] / base
-            for name, each in found.items()
-            if name != "defaults"
-        }
-        shown = ", ".join(f"{name} {ratio:.4f}" for name, ratio in ratios.items())
-        print(
-            f"{case.table}, {case.kind}, {len(train.x)} rows: {shown}; "
-            f"{found['tune']['settings']} settings",
-            flush=True,
-        )
-        save_json(options.out / "tuning.json", results)
-    tuned = [each["tune"]["loss"] for each in results.values()]
-    for name in ("defaults", "Optuna", "CatBoost"):
-        pairs = [
-            (mine, each[name]["loss"])
-            for mine, each in zip(tuned, results.values(), strict=True)
-            if name in each
-        ]
-        if pairs:
-            logs = [np.log(mine / other) for mine, other in pairs]
-            print(
-                f"Found: tuned to {name}: {np.exp(np.mean(logs)):.4f} in the mean of "
-                f"{len(logs)} table(s), {np.exp(np.max(logs)):.4f} at most."
-            )
+        results[f"{case.table}, {case.kind}"] = {"rows": len(train.x), **found}
+        table = tabulate(results)
+        print(", ".join(table[-2]), flush=True)
+        figures = make_figures(losses=table)
+        save_json(options.out / "tuning.json", {"results": results, "figures": figures})
+    print_table(table)
+
+
+def tabulate(results: dict[str, dict[str, Any]]) -> list[list[str]]:
+    """Returns losses of tuned models to those of others, and geometric means."""
+    there = [p for p in PEERS if any(p in found for found in results.values())]
+    rows = [["table", "rows", *(f"to {name}" for name in there), "settings"]]
+    ratios: dict[str, list[float]] = {name: [] for name in there}
+    for label, found in results.items():
+        tuned, cells = found["tune"]["loss"], []
+        for name in there:
+            other = found[name]["loss"] if name in found else np.nan
+            cells.append(f"{tuned / other:.3f}".replace("nan", "-"))
+            if name in found and tuned > NOTHING:
+                ratios[name].append(tuned / other)
+        number = str(found["tune"]["settings"])
+        rows.append([label.replace("_", " "), f"{found['rows']:,}", *cells, number])
+    means = [f"{np.exp(np.mean(np.log(each))):.3f}" for each in ratios.values()]
+    return [*rows, ["geometric mean", "", *means, ""]]
 
 
 def list_tables(options):
@@ -188,7 +189,7 @@ def parse_options():
     parser.add_argument("--most", type=int, help="rows of a table, at most")
     parser.add_argument("--rows", type=int, default=5000, help="of the made table")
     parser.add_argument("--seconds", type=float, default=60.0)
-    parser.add_argument("--trials", type=int, default=200, help="of Optuna")
+    parser.add_argument("--trials", type=int, default=20, help="of Optuna")
     return parser.parse_args()
 
 

@@ -6,7 +6,6 @@ Tables of parameters, losses and metrics are compared with the code.
 
 import doctest
 import inspect
-import json
 import re
 import shutil
 import sys
@@ -108,51 +107,6 @@ def test_tables_of_losses_and_metrics_are_complete():
     assert {*found} - makers == {*jb.losses.LOSSES}
     listed = " ".join(row[0] for row in read_table("metrics.md", "name"))
     assert {*re.findall(r"`(\w+)`", listed)} == {*jb.metrics.METRICS}
-
-
-def test_figures_of_the_readme_stand_on_the_pages_that_it_names():
-    row = r"^\| .* \| ([\d.]+) \| \[.*\]\((docs/.*\.md)\) \|$"
-    figures = re.findall(row, (ROOT / "README.md").read_text(), re.M)
-    assert len(figures) > 10
-    for figure, page in figures:
-        text = (ROOT / page).read_text()
-        assert re.search(rf"(?<![\d.]){figure}(?!\d)", text), figure
-
-
-def test_figures_of_tuning_are_those_of_the_script():
-    """The table of the page, and its mean, follow from what the script wrote."""
-    found = json.loads((ROOT / "docs/figures/tuning.json").read_text())["results"]
-    text = (ROOT / "docs/tune.md").read_text()
-    row = r"^\| (.*) \| ([\d,]+) \| (.*) \| ([\d.]+) \| ([\d.]+) \| (\d+) \|$"
-    listed = {
-        f"{table}, {kind}": [rows, *rest]
-        for table, rows, kind, *rest in re.findall(row, text, re.M)
-    }
-    ratios = {
-        name: [each["tune"] / each[other] for other in ("defaults", "CatBoost")]
-        for name, each in found.items()
-    }
-    assert listed == {
-        name: [
-            f"{each['rows']:,}", *[f"{r:.3f}" for r in ratios[name]],
-            str(each["settings"]),
-        ]
-        for name, each in found.items()
-    }  # fmt: skip
-    logs = [np.log(r) for name, r in ratios.items() if not name.startswith("agaricus")]
-    means = " and ".join(f"{mean:.3f}" for mean in np.exp(np.mean(logs, axis=0)))
-    assert f"means are {means} without agaricus" in text
-
-
-def test_figures_of_clusters_are_those_of_the_script():
-    found = json.loads((ROOT / "docs/figures/clusters.json").read_text())["results"]
-    text = (ROOT / "docs/many-machines.md").read_text()
-    for words in (
-        f"takes {found['to_xgboost']} of the\ntime of `xgboost.dask.train`",
-        f"the first one {found['first_to_later']} times as long",
-        f"need\n{found['memory']} bytes",
-    ):
-        assert words in text, words
 
 
 def test_readme_is_short():

@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Measured figures on the pages come from results of scripts (docs/make_figures.py)."""
+
+import importlib.util
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+spec = importlib.util.spec_from_file_location("figures", ROOT / "docs/make_figures.py")
+make_figures = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(make_figures)
+
+PAGES = make_figures.list_pages()
+KNOWN = make_figures.read_figures()
+UNITS = "%|ms|µs|ns|MB|GB|MiB|GiB|microseconds|seconds?|minutes?|times"
+FIGURE = re.compile(
+    rf"(?<![\w.])\d[\d,]*\.\d+(?!\w|\.\d)|\b\d[\d,.]*(?: ?(?:{UNITS}))(?!\w)"
+)
+# Numbers that nobody measured: settings stand in backticks, versions after a name.
+OTHERS = re.compile(
+    r"^```.*?^```$|`[^`\n]*`|\]\([^)]*\)"
+    r"|\b(?:[A-Z]\w+|jaxlib|optax|scikit-learn|section|theorem) [\d.]+\b",
+    re.S | re.M,
+)
+
+
+def name(page):
+    return page.stem
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_pages_show_what_was_measured(page):
+    text = page.read_text()
+    assert make_figures.write_figures(text, KNOWN) == text
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_no_figure_is_without_a_source(page):
+    text = make_figures.TABLE.sub("", page.read_text())
+    text = OTHERS.sub("", make_figures.CELL.sub("", text))
+    assert FIGURE.findall(text) == []
+
+
+def test_a_figure_without_a_source_is_found():
+    for text in ("takes 1.12 of it", "| a | 0.41 |", "5 ms", "20 % worse", "3 times"):
+        assert FIGURE.search(OTHERS.sub("", text)), text
+
+
+@pytest.mark.parametrize("result", KNOWN)
+def test_figures_say_how_they_were_measured(result):
+    figures = KNOWN[result]
+    script = figures["command"].split()[1]
+    assert (ROOT / script).is_file()
+    assert re.match(r"\d{4}-\d\d-\d\d", figures["date"])
+    assert figures["device"]
+    asked = [page.read_text() for page in PAGES]
+    for table in figures["tables"]:
+        assert any(f"{result}; {table}" in text for text in asked), table
