@@ -115,7 +115,7 @@ def tabulate(reports: list[dict[str, Any]]) -> list[list[str]]:
             ratios = (losses["jboost"] / known).dropna()
             cells.append(f"{geometric_mean(ratios):.3f}")
             if peer == "catboost":
-                won = f"{(ratios < 1).sum()} of {len(ratios)}"
+                won = f"{(ratios < 1).sum()} of {len(ratios)}" if len(ratios) else "-"
                 cells += [f"{ratios.median():.3f}", won]
         best = tables[tables["library"] == "jboost"]["early/best"]
         cells += [f"{geometric_mean(best):.3f}", f"{best.max():.3f}"]

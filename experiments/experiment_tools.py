@@ -139,6 +139,9 @@ def make_figures(device: str | None = None, **tables: list[list[str]]) -> dict:
       tables: by name, a row of headings and the rows below it, as the pages show them.
     """
     given = ["DIR" if Path(each).is_absolute() else each for each in sys.argv[1:]]
+    if "--out" in given:
+        at = given.index("--out")
+        del given[at : at + 2]
     script = f"experiments/{Path(sys.argv[0]).name}"
     cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count()
     return {

@@ -577,5 +577,5 @@ def test_families_are_trained_once_and_tabulated(monkeypatch, tmp_path, capsys):
     assert "| tfp.Normal | 2 | yes | 0.2500 | 0.5000 | -0.2500 | 3.0, 3.0 |" in said
     assert "| tfp.Moyal | 2 | ValueError: no samples |" in said
     figures = json.loads((tmp_path / "families.json").read_text())["figures"]
-    command = "python experiments/families --out DIR --only tfp.Moyal tfp.Normal"
+    command = "python experiments/families --only tfp.Moyal tfp.Normal"
     assert figures["command"] == command
