@@ -167,26 +167,28 @@ def pull_to_parents(
     value.
     """
     nodes = jnp.stack([sums.gradient, sums.curvature, sums.weight])
-    num_leaves, width, below = nodes.shape[-1], 1, []
-    while width < num_leaves:  # each leaf gets the sums of the nodes above it
-        siblings = _swap_neighbors(nodes, width)
-        below.append((nodes, (nodes[2] > 0) & (siblings[2] > 0)))
-        nodes, width = nodes + siblings, 2 * width
-    value, _ = newton_step(nodes[0], nodes[1], penalty, l1)
-    total, pull = jnp.broadcast_to(penalty, value.shape), jnp.zeros_like(value)
+    leaf = np.arange(nodes.shape[-1])
+    depth = len(leaf).bit_length() - 1
+    siblings = leaf ^ (1 << np.arange(depth))[:, None]  # of each leaf's node, upward
+
+    def rise(nodes, sibling):  # each leaf gets the sums of the nodes above it
+        others = nodes[..., sibling]
+        return nodes + others, (nodes[:2], (nodes[2] > 0) & (others[2] > 0))
+
     more = penalty + parent
-    for (gradient, curvature, _), split in reversed(below):
+
+    def fall(state, below):
+        (total, pull, value), ((gradient, curvature), split) = state, below
         toward = round_alone(parent * value)
         step, _ = newton_step(gradient - toward, curvature, more, l1)
-        total, pull = jnp.where(split, more, total), jnp.where(split, toward, pull)
-        value = jnp.where(split, step, value)
+        found = more, toward, step
+        return tuple(map(partial(jnp.where, split), found, state)), None
+
+    root, below = jax.lax.scan(rise, nodes, siblings.astype(np.int32))
+    value, _ = newton_step(root[0], root[1], penalty, l1)
+    state = jnp.broadcast_to(penalty, value.shape), jnp.zeros_like(value), value
+    (total, pull, _), _ = jax.lax.scan(fall, state, below, reverse=True)
     return total, pull
-
-
-def _swap_neighbors(values, width):
-    """Swaps neighboring blocks of ``width`` entries along the last axis."""
-    pairs = values.reshape(*values.shape[:-1], -1, 2, width)
-    return pairs[..., ::-1, :].reshape(values.shape)
 
 
 def find_medians(objective: Objective, groups: LeafProblems) -> Float[Array, " G"]:
