@@ -173,9 +173,9 @@ class LeafSettings(TypedDict, total=False):
     learning_rate: Annotated[Any, _traced(_RATE, None, "Trees",
         "factor of leaf values: a number, or a schedule, round -> number, as in optax; "
         "auto: less for few rows",
-        "`\"auto\"` is `0.06 (N / 5000)^0.2`, from `0.01` to `0.1`, for N training rows in "
-        "`fit` with `num_rounds=\"auto\"` and early stopping, and `0.1` elsewhere. "
-        "`history.choices` has the number, which `jboost.refit` needs.")]
+        "`\"auto\"` is `0.06 (N / 5000)^0.2`, from `0.01` to `0.1`, for N training "
+        "rows in `fit` with `num_rounds=\"auto\"` and early stopping, and `0.1` "
+        "elsewhere. `history.choices` has the number, which `jboost.refit` needs.")]
     l1: Annotated[Number, _traced(0.0, _PENALTY, "Trees",
         "penalty alpha: moves the gradient sum of a leaf toward 0",
         "Weak leaves become 0. Counted like `l2` (relative: XGBoost's alpha is `l1` "
@@ -231,7 +231,8 @@ class LeafSettings(TypedDict, total=False):
         "same with the second derivatives of the loss, whatever `curvature` is; "
         "`\"exact\"`: the argmin of the leaf's loss; `\"guarded\"`: the Newton step, "
         "replaced by the argmin in leaves where it falls short of its predicted "
-        "decrease, and in all leaves if three quarters of the rows have almost no curvature; "
+        "decrease, and in all leaves if three quarters of the rows have almost no "
+        "curvature; "
         "`\"line_search\"`: the Newton steps times one multiplier per tree; "
         "`\"median_step\"`: one step from the median of the rows' own minimizers, "
         "without `l2` (for Huber's loss and similar ones); `\"joint\"`: one Newton "
@@ -271,9 +272,9 @@ class RoundSettings(LeafSettings, total=False):
         "the minimum number of rows of a child; auto: N / 50, from 1 to 10; 3 to 20 "
         "for medians and quantiles; otherwise 1 if absolute",
         "`\"auto\"` for leaves that are order statistics (absolute error, quantiles): "
-        "2 / min(tau, 1 - tau) - 1, at most 20; 20 if three quarters of the rows have almost no "
-        "curvature. From 1 to 20 if all thresholds are tried. N are all rows of "
-        "positive weight; children are counted in the sample of the splits.")]
+        "2 / min(tau, 1 - tau) - 1, at most 20; 20 if three quarters of the rows have "
+        "almost no curvature. From 1 to 20 if all thresholds are tried. N are all rows "
+        "of positive weight; children are counted in the sample of the splits.")]
     subsample: Annotated[Any, _traced("auto", _or(_SHARE, "auto"), "Sampling",
         "the share of rows used to find the splits of a round; auto: ``0.7``; 1 if "
         "absolute",
@@ -339,8 +340,8 @@ class RoundSettings(LeafSettings, total=False):
         "whether one tree serves all K scores of a round, with K values in each leaf",
         "`\"auto\"`: for three classes or more (a loss of differences of scores, no "
         "likelihood) if the learning rates sum to 30 over all rounds (300 rounds at "
-        "`0.1`), unless `leaf_solver`, `monotone` or absolute `regularization` is given; "
-        "a run that continues a model or a checkpoint keeps its choice. See "
+        "`0.1`), unless `leaf_solver`, `monotone` or absolute `regularization` is "
+        "given; a run that continues a model or a checkpoint keeps its choice. See "
         "[Several scores](several-scores.md).")]
 
 

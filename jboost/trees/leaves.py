@@ -169,7 +169,7 @@ def pull_to_parents(
     nodes = jnp.stack([sums.gradient, sums.curvature, sums.weight])
     leaf = np.arange(nodes.shape[-1])
     depth = len(leaf).bit_length() - 1
-    siblings = leaf ^ (1 << np.arange(depth))[:, None]  # of each leaf's node, upward
+    siblings = leaf ^ (1 << np.arange(depth))[:, None]
 
     def rise(nodes, sibling):  # each leaf gets the sums of the nodes above it
         others = nodes[..., sibling]
@@ -178,8 +178,8 @@ def pull_to_parents(
     more = penalty + parent
 
     def fall(state, below):
-        (total, pull, value), ((gradient, curvature), split) = state, below
-        toward = round_alone(parent * value)
+        (gradient, curvature), split = below
+        toward = round_alone(parent * state[-1])
         step, _ = newton_step(gradient - toward, curvature, more, l1)
         found = more, toward, step
         return tuple(map(partial(jnp.where, split), found, state)), None

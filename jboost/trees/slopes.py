@@ -173,7 +173,7 @@ def _solve(matrix, right):
         matrix = jnp.roll(jnp.concatenate([matrix, first[None]]), -1, axis=1)
         return matrix, jnp.concatenate([right, value])
 
-    # A loop: unrolled, it would be a tenth of what a round compiles.
+    # A loop, because XLA would take longer to compile its turns one by one.
     return jax.lax.fori_loop(0, len(matrix), eliminate, (matrix, right))[1]
 
 
