@@ -19,7 +19,7 @@ from jboost.entry.stages import (
     repeat_while,
     stage,
 )
-from jboost.kernels.xla import round_alone
+from jboost.kernels.xla import exponent_above, round_alone
 from jboost.objective.curvature import summarize_information
 from jboost.objective.evaluation import (
     Coupling,
@@ -290,8 +290,14 @@ def _find_direction(mean):
 
 @stage
 def _find_units(diagonal):
-    """Returns factors of the scores that make each diagonal entry 1; 0 for zeros."""
+    """Returns factors of the scores that make all diagonal entries alike; 0 for zeros.
+
+    Times a power of two, the loss has the same factors but for a power of two, since
+    one of the exponents of the entries is made even before the root is taken.
+    """
     size = jnp.abs(_finite(diagonal))
+    is_odd = exponent_above(size[jnp.argmax(size > 0)]) % 2 == 1
+    size = size * jnp.where(is_odd, 2.0, 1.0)
     # A no-op bound that keeps XLA from replacing 1 / sqrt by an inexact rsqrt.
     root = jnp.maximum(jnp.sqrt(jnp.maximum(size, _LEAST)), _LEAST)
     return jnp.where(size > 0, 1 / root, 0.0)
