@@ -314,18 +314,17 @@ def lambda_mart(*, at: int | None = 30, normalize: Normalize = "both") -> Recipe
 def xendcg() -> Recipe:
     """Returns XE-NDCG-MART, for rankings: cross-entropy with random labels.
 
-    ``fit`` takes the query of each row as ``groups``.
+    ``fit`` takes the query of each row as ``groups``, as for :func:`lambda_mart`.
 
     Returns:
       Keyword arguments of :func:`jboost.fit`.
 
     Example:
-      >>> import numpy as np, jboost as jb
-      >>> x, queries = np.arange(40.0)[:, None] % 10, np.arange(40) // 10
-      >>> recipe = jb.recipes.xendcg()
-      >>> model, _ = jb.fit(x, x[:, 0] // 4, groups=queries, **recipe, num_rounds=20)
-      >>> scores = jb.predict(model, x)
-      >>> bool(scores[9] > scores[0])
+      >>> import jboost as jb
+      >>> recipe = jb.recipes.xendcg()  # jb.fit(x, y, groups=queries, **recipe)
+      >>> recipe["loss"] is jb.losses.xendcg
+      True
+      >>> dict(jb.recipes.lambda_mart(), loss=recipe["loss"]) == recipe
       True
 
     References:
@@ -347,13 +346,10 @@ def cox(*, ties: Ties = "efron") -> Recipe:
       Keyword arguments of :func:`jboost.fit`.
 
     Example:
-      >>> import numpy as np, jboost as jb
-      >>> x, event = np.arange(40.0)[:, None] % 10, np.ones(40)
-      >>> y = dict(time=20 - x[:, 0], event=event)
-      >>> model, _ = jb.fit(x, y, **jb.recipes.cox(), num_rounds=20)
-      >>> scores = jb.predict(model, x)
-      >>> bool(scores[9] > scores[0])  # the risk rises with x
-      True
+      >>> import jboost as jb
+      >>> recipe = jb.recipes.cox()  # jb.fit(x, dict(time=time, event=event), **recipe)
+      >>> recipe["groups"]
+      'all'
 
     References:
       Cox 1972, Regression models and life-tables; Ridgeway 1999, The state of boosting,
@@ -386,7 +382,7 @@ def stochastic(recipe: Recipe, *, subsample: float = 0.5) -> Recipe:
     Example:
       >>> import numpy as np, jboost as jb
       >>> x = np.arange(8.0)[:, None]
-      >>> recipe = jb.recipes.stochastic(jb.recipes.m_tree_boost())
+      >>> recipe = jb.recipes.stochastic(jb.recipes.ls_tree_boost())
       >>> _, history = jb.fit(x, x[:, 0] ** 2, **recipe, num_rounds=3)
       >>> history.oob_improvement.shape
       (3,)

@@ -183,22 +183,6 @@ def test_many_categories_without_effect_do_not_spoil_the_rest():
     assert held_out < 1.1 * history.train_loss[-1]
 
 
-def test_vmap_over_regularisation(table):
-    bins = jb.fit_bins(table.x, categorical=[1, 2])
-    binned = jb.apply_bins(bins, table.x)
-
-    def train(l2):
-        return jb.boost(
-            binned, table.y, jb.losses.squared_error, jax.random.key(0),
-            categories=bins.categories, max_bins=bins.num_bins, l2=l2, num_rounds=2,
-            max_depth=2,
-        )[1]  # fmt: skip
-
-    many = jax.vmap(train)(jnp.array([0.0, 50.0]))
-    np.testing.assert_array_equal(many[0], train(0.0))
-    assert np.any(many[0] != many[1])
-
-
 @pytest.mark.usefixtures("full_search")
 def test_several_scores(table):
     y = np.stack([table.y, -table.y], axis=1)

@@ -65,7 +65,7 @@ def make_more_runs():
     holes = np.where(np.abs(X) < 0.5, np.nan, X)
     stored = scipy.sparse.csr_matrix(np.where(np.abs(X) < 0.5, 0, X))
     late = dict(validation=(X[:50], Y[:50] + 1), early_stopping_rounds=3)
-    solvers = ("exact", "guarded", "line_search", "median_step", "hessian")
+    solvers = ("guarded", "median_step", "hessian")
     robust = dict(start, loss=jb.losses.huber, sample_weight=weights)
     return {
         **{name: dict(robust, leaf_solver=name) for name in solvers},
@@ -92,11 +92,10 @@ def test_scores_are_computed_as_training_did(name, tmp_path):
 
 def test_the_file_does_not_grow_with_the_rows(tmp_path):
     sizes = []
-    for number in (1, 50):
+    for number in (1, 5):
         path = tmp_path / f"{number}"
-        x, y = np.tile(X, (number, 1)), np.tile(Y, number)
-        bins = dict(validation=(x, y), max_bins=16, num_rounds=2, max_depth=3)
-        jb.fit(x, y, checkpoint=path, **bins)
+        x, y = np.tile(X[:50], (number, 1)), np.tile(Y[:50], number)
+        jb.fit(x, y, validation=(x, y), checkpoint=path, **SMALL)
         sizes.append(path.stat().st_size)
     assert abs(sizes[1] - sizes[0]) < 100  # digits of numbers
 
@@ -149,7 +148,7 @@ def test_files_of_older_formats_are_refused(tmp_path):
     same_bits(jb.load(before), jb.load(path))
 
 
-RUN = "import sys, test_checkpoints; test_checkpoints.train(*sys.argv[1:], 10_000)"
+RUN = "import sys, test_checkpoints as t; t.train(sys.argv[1], 'stream', 10_000)"
 
 
 def train(path, kind, num_rounds):
@@ -166,11 +165,10 @@ def train(path, kind, num_rounds):
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", ["arrays", "stream"])
-def test_a_run_that_is_killed_goes_on(kind, tmp_path):
+def test_a_run_that_is_killed_goes_on(tmp_path):
     path = tmp_path / "run"
     process = subprocess.Popen(
-        [sys.executable, "-c", RUN, str(path), kind], cwd=Path(__file__).parent
+        [sys.executable, "-c", RUN, str(path)], cwd=Path(__file__).parent
     )
     while not path.exists():
         assert process.poll() is None, "the run ended before it was killed"
@@ -180,7 +178,7 @@ def test_a_run_that_is_killed_goes_on(kind, tmp_path):
     process.wait()
     rounds = jb.load(path).num_rounds  # whole, whenever it happened
     assert 0 < rounds < 10_000
-    model, history = train(path, kind, rounds + 8)
+    model, history = train(path, "stream", rounds + 8)
     whole, told = train(None, "arrays", rounds + 8)
     same_bits(model, whole)
     same_histories(history, told)

@@ -2,7 +2,7 @@
 """Built-in distributions equal SciPy's; their information equals quadrature."""
 
 import math
-from functools import partial
+from functools import cache
 
 import jax
 import jax.numpy as jnp
@@ -119,6 +119,31 @@ def make(name, scores=None):
     return getattr(D, name)(score)
 
 
+BATCH = 6  # of one shape: each family is compiled once
+
+
+@cache
+def compile_family(name):
+    """Returns a function of scores [6, S], values [6, 13] and shares [13]."""
+
+    @jax.jit
+    def evaluate(scores, y, shares):
+        batch = jax.vmap(getattr(D, name))(scores)
+        log_prob, below = (jax.vmap(f, 1, 1)(y) for f in (batch.log_prob, batch.cdf))
+        quantiles = jax.vmap(batch.icdf, out_axes=1)(shares)
+        return batch, log_prob, below, quantiles, batch.mean, batch.variance
+
+    return evaluate
+
+
+def evaluate_family(name, scores, y, shares):
+    """The functions of few rows, [N, ...]: their rows are repeated up to six."""
+    scores = np.resize(np.float32(scores), (BATCH, len(scores[0])))
+    y = np.resize(np.float32(y), (BATCH, len(Q)))
+    found = compile_family(name)(scores, y, np.float32(shares))
+    return jax.tree.map(np.asarray, found)
+
+
 @pytest.mark.parametrize("name", FAMILIES)
 def test_equal_to_scipy(name):
     """A batch is a pytree whose parts are those of single rows."""
@@ -126,17 +151,11 @@ def test_equal_to_scipy(name):
     both = np.float32([scores, np.add(scores, 0.1)])
     references = [in_float64(np.asarray(row, float)) for row in both]
     y = np.stack([reference.ppf(Q) for reference in references])
-
-    @jax.jit
-    def evaluate(both, y):
-        batch = jax.vmap(getattr(D, name))(both)
-        assert batch.shape == (2,)
-        assert batch.sample(jax.random.key(0), (3,)).shape == (3, 2)
-        log_prob, below = (jax.vmap(f, 1, 1)(y) for f in (batch.log_prob, batch.cdf))
-        quantiles = jax.vmap(batch.icdf, out_axes=1)(jnp.asarray(Q, jnp.float32))
-        return log_prob, below, quantiles, batch.mean, batch.variance
-
-    found = zip(*evaluate(both, np.float32(y)), y, references, strict=True)
+    batch, *found = evaluate_family(name, both, y, Q)
+    assert batch.shape == (BATCH,)
+    drawn = jax.eval_shape(lambda: batch.sample(jax.random.key(0), (3,)))
+    assert drawn.shape == (3, BATCH)
+    found = zip(*(each[:2] for each in found), y, references, strict=True)
     for log_prob, below, quantiles, mean, variance, at, reference in found:
         np.testing.assert_allclose(log_prob, log_density(reference, at), atol=2e-5)
         np.testing.assert_allclose(below, reference.cdf(at), atol=1e-5)
@@ -168,6 +187,29 @@ def find_reference_information(name, scores):
     return (slopes * weight) @ slopes.T
 
 
+@cache
+def compile_information(name):
+    """Returns a function of scores [N, S]: information by scores, and by parameters."""
+    family = getattr(D, name)
+    own = find_information(jb.losses.likelihood(family), len(FAMILIES[name][1]))
+    assert not own.sampled
+
+    @jax.jit
+    def evaluate(scores):
+        found = jax.vmap(lambda s: own.evaluate(s, jnp.zeros(2, jnp.uint32)))(scores)
+        return found, jax.vmap(family)(scores[:2]).fisher_information()
+
+    return evaluate
+
+
+def evaluate_information(name, scores):
+    """In float64; of any number of rows: they are repeated to one shape."""
+    size = np.shape(scores)[1]
+    rows = np.resize(np.float32(scores), (2 + 5**size, size))
+    found, batch = compile_information(name)(rows)
+    return np.asarray(found, float)[: len(scores)], batch
+
+
 MORE = {
     "normal": (-700, 3), "laplace": (5, -3), "student_t": (0, 2, 4), "beta": (-1, 4),
     "log_normal": (3, 0.5), "gamma": (-3, 3), "weibull": (-5, 1.5),
@@ -179,13 +221,10 @@ MORE = {
 def test_information_equals_quadrature(name):
     """And far away it is finite, and positive definite where float32 can tell."""
     size = len(MORE[name])
-    information = find_information(jb.losses.likelihood(getattr(D, name)), size)
-    assert not information.sampled
     grid = np.stack(np.meshgrid(*[[-20, -9, 0, 9, 20]] * size), -1).reshape(-1, size)
     near = FAMILIES[name][1], MORE[name]
     scores = np.concatenate([near, grid]).astype(np.float32)
-    evaluate = jax.vmap(lambda s: information.evaluate(s, jnp.zeros(2, jnp.uint32)))
-    found = np.asarray(jax.jit(evaluate)(scores), float)
+    found, batch = evaluate_information(name, scores)
     for row, matrix in zip(near, found, strict=False):
         expected = find_reference_information(name, row)
         scale = np.sqrt(np.diag(expected))
@@ -196,8 +235,7 @@ def test_information_equals_quadrature(name):
     if name == "beta":
         limit = found[(scores[:, 0] == 0) & (scores[:, 1] == 20)][0]
         np.testing.assert_allclose(np.diag(limit), [np.exp(20) / 4, 0.5], rtol=1e-4)
-    batch = jax.vmap(getattr(D, name))(scores[:2]).fisher_information()
-    single = make(name).fisher_information()
+    single = jax.jit(lambda: make(name).fisher_information())()
     np.testing.assert_allclose(batch[..., 0], single, rtol=1e-5)
 
 
@@ -238,15 +276,9 @@ def test_information_from_nodes(name):
 
     information = find_information(jb.losses.likelihood(make), len(scores[0]))
     assert not information.sampled
-    own = find_information(jb.losses.likelihood(family), len(scores[0]))
     scores, seed = np.float32(scores), jnp.zeros(2, jnp.uint32)
-
-    @jax.jit
-    @jax.vmap
-    def evaluate(score):
-        return information.evaluate(score, seed), own.evaluate(score, seed)
-
-    found, expected = (np.asarray(each, float) for each in evaluate(scores))
+    found = jax.jit(jax.vmap(lambda s: information.evaluate(s, seed)))(scores)
+    found, expected = np.asarray(found, float), evaluate_information(name, scores)[0]
     scale = np.sqrt(np.diagonal(expected, axis1=1, axis2=2))
     relative = (found - expected) / (scale[:, :, None] * scale[:, None, :])
     assert np.abs(relative).max() < error
@@ -265,14 +297,75 @@ def test_information_from_samples_equals_quadrature():
     assert (np.abs(found - expected) / np.outer(size, size)).max() < 0.02
 
 
+GRID = np.float32([0, 0.3, 1, 3, 8, 12, 17, 20, 28, 45, 80, 88, 100, 1e3, 1e4])
+GRID = np.unique(np.concatenate([-GRID, GRID]))
+TARGETS = {
+    "real": (-1e3, -3, 0, 0.5, 7), "positive": (1e-3, 0.5, 3, 1e3),
+    "share": (0, 0.3, 1), "unit": (1e-3, 0.5, 1 - 1e-3), "count": (0, 1, 7, 1e4),
+    "sign": (-1, 1), "class": (0, 1),
+}  # fmt: skip
+KIND = {
+    "log_normal": "positive", "gamma": "positive", "weibull": "positive",
+    "beta": "unit", "negative_binomial": "count", "zero_inflated_poisson": "count",
+    "poisson": "count", "tweedie": "count", "logistic": "share", "focal": "share",
+    "softmax": "class", "exponential": "sign", "hinge": "sign",
+    "hinge_squared": "sign",
+}  # fmt: skip
+
+
+@cache
+def compile_derivatives(name):
+    """Returns the loss of rows with its derivatives; scores on a grid, and targets."""
+    family = name.removeprefix("likelihood of ")
+    if name == family:
+        loss, size = LOSSES[name], 2 if name == "softmax" else 1
+    else:
+        loss, size = jb.losses.likelihood(getattr(D, family)), len(FAMILIES[family][1])
+    if size > 3:
+        scores = np.random.default_rng(0).choice(GRID, (1000, size))
+    else:
+        scores = np.stack(np.meshgrid(*[GRID] * size), -1).reshape(-1, size)
+
+    @jax.jit
+    @jax.vmap
+    def run(score, target):
+        def slopes(score):
+            value, gradient = jax.value_and_grad(loss)(score, target)
+            return gradient, (value, gradient)
+
+        curvature, (value, gradient) = jax.jacfwd(slopes, has_aux=True)(score)
+        return value, gradient, curvature
+
+    targets = np.asarray(TARGETS[KIND.get(family, "real")], np.float32)
+    scores, targets = np.repeat(scores, len(targets), 0), np.tile(targets, len(scores))
+    return run, scores[:, 0] if size == 1 else scores, targets
+
+
+def derive(name, scores, targets):
+    """The loss of rows and its derivatives, in calls of one shape."""
+    run, grid, _ = compile_derivatives(name)
+    size, found = min(len(grid), 4096), []
+    for start in range(0, len(targets), size):
+        part = slice(start, start + size)
+        padded = np.resize(scores[part], (size, *grid.shape[1:]))
+        found.append(run(padded, np.resize(targets[part], size)))
+    return [np.concatenate(each)[: len(targets)] for each in zip(*found, strict=True)]
+
+
+def derive_likelihood(name, score, targets):
+    """The same for the targets of one score."""
+    targets = np.float32(targets)
+    scores = np.tile(np.float32(score), (len(targets), 1))
+    return derive(f"likelihood of {name}", scores, targets)
+
+
 @pytest.mark.parametrize(("name", "y"), [
     ("log_normal", -1), ("gamma", 0), ("weibull", -2), ("beta", 1), ("beta", -0.5),
     ("negative_binomial", 0.5), ("zero_inflated_poisson", -1),
 ])  # fmt: skip
 def test_values_outside_the_support(name, y):
-    log_prob = jax.value_and_grad(lambda s: make(name, s).log_prob(jnp.float32(y)))
-    value, slope = jax.jit(log_prob)(jnp.asarray(FAMILIES[name][1], jnp.float32))
-    assert value == -np.inf
+    value, slope, _ = derive_likelihood(name, FAMILIES[name][1], [y])
+    assert value == np.inf  # the likelihood is 0
     assert np.isfinite(slope).all()
 
 
@@ -283,26 +376,27 @@ def test_values_outside_the_support(name, y):
 ])  # fmt: skip
 def test_no_digits_are_lost_near_a_limit(name, scores, y):
     """Many degrees of freedom, large concentrations, large counts."""
-    scores32 = jnp.asarray(scores, jnp.float32)
-    reference = FAMILIES[name][0](np.asarray(scores32, float))
+    reference = FAMILIES[name][0](np.float64(np.float32(scores)))
     expected = log_density(reference, np.float64(np.float32(y)))
-    found = getattr(D, name)(scores32).log_prob(jnp.float32(y))
-    np.testing.assert_allclose(found, expected, rtol=2e-2, atol=2e-2)
+    found = evaluate_family(name, [scores], y, Q)[1]
+    np.testing.assert_allclose(found[0, 0], expected, rtol=2e-2, atol=2e-2)
 
 
 def test_a_mixture_has_three_scores_for_each_component():
     with pytest.raises(ValueError, match=r"num_scores .*3 M - 1.* got 4"):
         D.normal_mixture(jnp.zeros(4))
-    one = D.normal_mixture(jnp.array([2.0, 0.0]))
-    np.testing.assert_allclose(one.log_prob(2.5), st.norm(2).logpdf(2.5), rtol=1e-6)
+    run = jax.jit(lambda scores, y: D.normal_mixture(scores).log_prob(y))
+    found = run(np.float32([2, 0]), np.float32(2.5))
+    np.testing.assert_allclose(found, st.norm(2).logpdf(2.5), rtol=1e-6)
 
 
-@pytest.mark.parametrize("log_df", [3.0, 4.6, 5.0, 7.5, 12.0])
-def test_student_t_is_right_at_any_distance(log_df):
-    found = D.student_t(jnp.array([0.0, 0.0, log_df]))
-    z = np.float32([0.1, 3, 30, 300, 1e5, 4e9, 1e16])
-    reference = read_fields(found).logpdf(np.float64(z))
-    np.testing.assert_allclose(jax.vmap(found.log_prob)(z), reference, rtol=3e-6)
+def test_student_t_is_right_at_any_distance():
+    every = [(0.0, 0.0, log_df) for log_df in (3.0, 4.6, 5.0, 7.5, 12.0)]
+    z = np.float32([0.1, 3, 30, 300, 1e5, 4e9, 1e16, *range(6)])
+    batch, found, *_ = evaluate_family("student_t", every, z, Q)
+    for i in range(len(every)):
+        reference = read_fields(jax.tree.map(lambda leaf, i=i: leaf[i], batch))
+        np.testing.assert_allclose(found[i], reference.logpdf(np.float64(z)), rtol=3e-6)
 
 
 # Scores far from the middle: limits, tiny and large shapes, and counts.
@@ -318,7 +412,8 @@ FAR = {
     "zero_inflated_poisson": [(3.0, 20.0), (2.0, -20.0), (9.0, 0.0), (-6.0, 1.0)],
     "normal_mixture": [(-3.0, 5.0, 4.0, -2.0, 6.0)],
 }  # fmt: skip
-SHARES = np.float32([1e-8, 1e-4, 0.05, 0.3, 0.5, 0.8, 0.95, 0.999, 0.99999])
+SHARES = [1e-8, 1e-4, 0.05, 0.3, 0.5, 0.8, 0.95, 0.999, 0.99999]
+SHARES = np.float32([*SHARES, 1e-6, 0.01, 0.6, 0.99])  # the places 4 and 6 are read
 
 
 def read_fields(found):
@@ -350,15 +445,20 @@ def read_fields(found):
 @pytest.mark.parametrize("name", FAR)
 def test_equal_to_scipy_far_from_the_middle(name):
     """A relative error of 1e-4 of each function at every score."""
-    evaluate = jax.jit(lambda d, y, q: (d.log_prob(y), d.cdf(y), d.icdf(q)))
-    for scores in FAR[name]:
-        found = make(name, scores)
-        mixture = name == "normal_mixture"
-        reference = Mixed(np.asarray(scores)) if mixture else read_fields(found)
-        many = jax.tree.map(lambda leaf: jnp.stack([leaf] * len(SHARES)), found)
-        exact = reference.ppf(SHARES.astype(float))
+    every, mixture = FAR[name], name == "normal_mixture"
+    fields, *_ = evaluate_family(name, every, Q, SHARES)
+    references = [
+        Mixed(np.asarray(s)) if mixture
+        else read_fields(jax.tree.map(lambda leaf, i=i: leaf[i], fields))
+        for i, s in enumerate(every)
+    ]  # fmt: skip
+    exacts = [reference.ppf(SHARES.astype(float)) for reference in references]
+    found = evaluate_family(name, every, exacts, SHARES)[1:]
+    found = zip(
+        every, references, exacts, *(f[: len(every)] for f in found), strict=True
+    )
+    for scores, reference, exact, log_prob, below, quantiles, mean, variance in found:
         y = exact.astype(np.float32)
-        log_prob, below, quantiles = evaluate(many, y, SHARES)
         held = (np.abs(y) > 1e-36) & (np.abs(y) < 1e37) | (name in COUNTS)
         if name == "beta":
             held &= (y > 0) & (y < 1)
@@ -374,12 +474,12 @@ def test_equal_to_scipy_far_from_the_middle(name):
         tolerance["atol"] = 1e-4 * np.abs(exact[6] - exact[4])
         np.testing.assert_allclose(quantiles[held], exact[held], **tolerance)
         if np.isfinite(reference.mean()) and reference.var() < 1e38:
-            np.testing.assert_allclose(found.mean, reference.mean(), rtol=1e-4)
+            np.testing.assert_allclose(mean, reference.mean(), rtol=1e-4)
         if name == "weibull" and scores[1] == 9:  # SciPy's cancels
             expected = (math.pi / math.exp(9)) ** 2 / 6
-            np.testing.assert_allclose(found.variance, expected, rtol=1e-3)
+            np.testing.assert_allclose(variance, expected, rtol=1e-3)
         elif reference.var() < 1e38:
-            np.testing.assert_allclose(found.variance, reference.var(), rtol=1e-4)
+            np.testing.assert_allclose(variance, reference.var(), rtol=1e-4)
 
 
 # Scores of samples that have the variance, too.
@@ -394,41 +494,23 @@ def test_samples_have_the_distribution(name):
     """They are inside the support wherever the scores are."""
     size = 20_000
 
-    @jax.jit
-    def draw(found):
-        drawn = found.sample(jax.random.key(1), (size,))
-        return drawn, jnp.isfinite(jax.vmap(found.log_prob)(drawn)).all()
+    def draw(scores):
+        return np.asarray(make(name, scores).sample(jax.random.key(1), (size,)))
 
     in_float64, scores = FAMILIES[name]
-    reference, (drawn, _) = in_float64(np.asarray(scores, float)), draw(make(name))
+    reference, drawn = in_float64(np.asarray(scores, float)), draw(scores)
     y = reference.ppf(np.array([0.1, 0.5, 0.9]))
-    shares = (np.asarray(drawn)[:, None] <= y + 1e-6 * np.abs(y)).mean(axis=0)
+    shares = (drawn[:, None] <= y + 1e-6 * np.abs(y)).mean(axis=0)
     # Five standard errors.
     np.testing.assert_allclose(shares, reference.cdf(y), atol=5 * 0.5 / size**0.5)
     for far in [*FAR[name], (2.0, *[0.0] * (len(scores) - 1))]:
-        assert draw(make(name, far))[1], far
+        assert np.isfinite(derive_likelihood(name, far, draw(far))[0]).all()
     if name in SPREAD:
         found = make(name, SPREAD[name])
-        drawn = np.asarray(draw(found)[0], float)
+        drawn = np.float64(draw(SPREAD[name]))
         np.testing.assert_allclose(drawn.var(), found.variance, rtol=0.05)
         error = abs(drawn.mean() - float(found.mean)) / math.sqrt(found.variance)
         assert error < 5 / math.sqrt(size)
-
-
-GRID = np.float32([0, 0.3, 1, 3, 8, 12, 17, 20, 28, 45, 80, 88, 100, 1e3, 1e4])
-GRID = np.unique(np.concatenate([-GRID, GRID]))
-TARGETS = {
-    "real": (-1e3, -3, 0, 0.5, 7), "positive": (1e-3, 0.5, 3, 1e3),
-    "share": (0, 0.3, 1), "unit": (1e-3, 0.5, 1 - 1e-3), "count": (0, 1, 7, 1e4),
-    "sign": (-1, 1), "class": (0, 1),
-}  # fmt: skip
-KIND = {
-    "log_normal": "positive", "gamma": "positive", "weibull": "positive",
-    "beta": "unit", "negative_binomial": "count", "zero_inflated_poisson": "count",
-    "poisson": "count", "tweedie": "count", "logistic": "share", "focal": "share",
-    "softmax": "class", "exponential": "sign", "hinge": "sign",
-    "hinge_squared": "sign",
-}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", [*LOSSES, *(f"likelihood of {n}" for n in FAMILIES)])
@@ -440,24 +522,8 @@ def test_derivatives_are_finite_wherever_training_can_be(name):
     has finite losses of targets that are 1e16 scales away, whose squares are not.
     """
     family = name.removeprefix("likelihood of ")
-    if name == family:
-        loss, size = LOSSES[name], 2 if name == "softmax" else 1
-    else:
-        loss, size = jb.losses.likelihood(getattr(D, family)), len(FAMILIES[family][1])
-    if size > 3:
-        scores = np.random.default_rng(0).choice(GRID, (1000, size))
-    else:
-        scores = np.stack(np.meshgrid(*[GRID] * size), -1).reshape(-1, size)
-    targets = np.asarray(TARGETS[KIND.get(family, "real")], np.float32)
-    scores, targets = np.repeat(scores, len(targets), 0), np.tile(targets, len(scores))
-    if size == 1:
-        scores = scores[:, 0]
-
-    def derive(score, target):
-        loss_at = partial(loss, target=target)
-        return loss_at(score), jax.grad(loss_at)(score), jax.hessian(loss_at)(score)
-
-    value, *derivatives = jax.jit(jax.vmap(derive))(scores, targets)
+    _, scores, targets = compile_derivatives(name)
+    value, *derivatives = derive(name, scores, targets)
     reached = np.asarray(value) < 1e12
     assert not np.isnan(value).any()
     least = -12 if family == "student_t" else -29

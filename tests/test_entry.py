@@ -140,9 +140,11 @@ def test_functions_of_a_model_refuse_several(name):
 
 def test_training_may_be_held_constant():
     def scaled(v):
-        return v * boost(learning_rate=jax.lax.stop_gradient(v))[1].sum()
+        settings = dict(learning_rate=jax.lax.stop_gradient(v), max_depth=1)
+        return v * boost(**settings)[1].sum()
 
-    np.testing.assert_allclose(jax.grad(scaled)(0.5), scaled(0.5) / 0.5, rtol=1e-6)
+    value, slope = jax.value_and_grad(scaled)(0.5)
+    np.testing.assert_allclose(slope, value / 0.5, rtol=1e-6)
 
 
 # ---- settings of JAX -----------------------------------------------------------------
@@ -152,12 +154,12 @@ def test_debug_nans_finds_none_of_ours():
     """Rows without a minimizer, missing values, and sets of categories."""
     x, classes = np.where(X > 1, np.nan, X), np.arange(ROWS) % 2
     bins = jb.fit_bins(np.c_[classes], categorical=[0])
-    trees, _ = jb.boost(
-        jb.apply_bins(bins, np.c_[classes]), Y, L.squared_error, KEY,
-        categories=bins.categories, **SMALL,
-    )  # fmt: skip
+    tree, _ = jb.parts.grow_tree(
+        jb.apply_bins(bins, np.c_[classes]), Y, categories=bins.categories, max_depth=1
+    )
+    trees = jb.parts.stack_trees([tree], 0.0)
     with jax.debug_nans(True):
-        model, _ = jb.fit(x, classes, L.softmax, num_scores=2, **SMALL)
+        model, _ = jb.fit(x, classes, L.logistic, **SMALL)
         jb.predict(model, x)
         with use_implementation("xla"):
             bin_columns(BINS, x)
@@ -165,8 +167,6 @@ def test_debug_nans_finds_none_of_ours():
 
 
 def test_no_minimizer_is_not_a_nan():
-    state = jb.init(CODES, (Y > 0).astype(np.float32), L.logistic, KEY)
-    assert np.all(np.isinf(state.minimizer))
     assert np.isnan(jb.inspect_loss(L.logistic, 1.0).minimizer)
 
 
@@ -213,10 +213,10 @@ def test_disabled_jit_runs(monkeypatch):
         lambda: jb.shap_values(MODEL, X),
         lambda: jb.feature_importance(MODEL),
         lambda: jb.predict(TREE, X),
-        lambda: jb.cross_validate(X, Y, L.squared_error, folds=2, **SMALL),
     ],
 )
 def test_transfers_that_a_call_implies_are_explicit(run):
+    """test_modes.py looks at those of cross-validation."""
     with jax.transfer_guard("disallow"):
         run()
         with pytest.raises(RuntimeError, match="Disallowed"):
@@ -230,47 +230,8 @@ def test_explicit_transfers_stay_disallowed():
 
 # ---- processes -----------------------------------------------------------------------
 
-FORKS = """
-    import functools, os, signal, sys
-    import jboost as jb
-
-    def fork(child):
-        pid = os.fork()
-        if pid == 0:
-            signal.alarm(60)  # a deadlock ends
-            child()
-            os._exit(7)
-        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
-
-    fork(lambda: jb.fit_bins([[0.0], [1.0]]))  # JAX has not started
-    import jax.numpy
-    jax.numpy.zeros(1)
-
-    def refused():
-        names = sys.argv[1].split()
-        for name in names:
-            try:
-                functools.reduce(getattr, name.split("."), jb)()
-            except RuntimeError as error:
-                for word in (name.split(".")[-1], "spawn", "loky", "threads"):
-                    assert word in str(error), (name, error)
-        jb.sketches.make_summary([1.0])
-
-    fork(refused)
-"""
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="only where processes fork")
-def test_forked_processes_are_refused_at_once():
-    skipped = PLAIN | NUMPY
-    names = [n for n in find_public_functions() if n.split(".")[-1] not in skipped]
-    subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(FORKS), " ".join(names)], check=True
-    )
-
-
 IMPORTED_LATE = """
-    import os, signal, sys
+    import os, signal
     import jax.numpy
     jax.numpy.zeros(1)
     pid = os.fork()
@@ -282,37 +243,12 @@ IMPORTED_LATE = """
         except RuntimeError as error:
             os._exit(7 if "spawn" in str(error) else 8)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
-    import io
-    import jboost as jb
-    model, _ = jb.fit([[0.0], [1.0]], [0.0, 1.0], num_rounds=1)
-    pid = os.fork()
-    if pid == 0:
-        signal.alarm(60)
-        jb.save(model, file := io.BytesIO())
-        os._exit(7 if jb.sketches.make_summary([1.0]) and file.tell() else 8)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
-
-    def fork(number, history, model):
-        pid = os.fork() if number == 0 else 1
-        if pid == 0:
-            signal.alarm(60)
-        elif number == 0:
-            assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
-
-    first = os.getpid()
-    try:
-        jb.fit([[0.0], [1.0]], [0.0, 1.0], num_rounds=3, callbacks=fork)
-    except RuntimeError as error:
-        os._exit(7 if os.getpid() != first and "spawn" in str(error) else 8)
 """
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="counts threads in /proc")
 def test_forked_processes_that_import_the_package_later_are_refused():
-    """A forked process may save the model of its parent, but trains no further.
-
-    It would wait forever for threads of JAX, which are not there.
-    """
+    """They would wait forever for threads of JAX, which are not there."""
     subprocess.run([sys.executable, "-c", textwrap.dedent(IMPORTED_LATE)], check=True)
 
 
@@ -341,11 +277,23 @@ def test_workers_keep_to_their_share_of_threads(
 
 
 IMPORTS = """
-    import sys
+    import functools, io, os, signal, sys
     sys.modules["scipy.sparse"] = None  # an import of it fails
     import jboost as jb
     names = {"jax", "sklearn", "matplotlib", "pyarrow", "scipy"}
     print(*sorted(names & {*sys.modules}))
+
+    def fork(child):
+        if not hasattr(os, "fork"):
+            return
+        pid = os.fork()
+        if pid == 0:
+            signal.alarm(60)  # a deadlock ends
+            child()
+            os._exit(7)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
+
+    fork(lambda: jb.fit_bins([[0.0], [1.0]]))  # JAX has not started
     import jax, jax.numpy as jnp
 
     @jax.jit
@@ -358,23 +306,54 @@ IMPORTS = """
     import jboost.kernels.histogram_tpu, jboost.plotting
     jb.fit  # imports what training needs
     print(*sorted({"narwhals", "jax.experimental.pallas"} & {*sys.modules}))
-    jb.fit([[0.0], [1.0]], [0.0, 1.0], num_rounds=1)
+    model, _ = jb.fit([[0.0], [1.0]], [0.0, 1.0], num_rounds=1)
     print(*sorted({"matplotlib", "jax.experimental.sparse"} & {*sys.modules}))
     sys.modules["sklearn"] = None
     try:
         import jboost.sklearn
     except ImportError as error:
         print(error)
+
+    def refused():
+        for name in sys.argv[1].split():
+            try:
+                functools.reduce(getattr, name.split("."), jb)()
+            except RuntimeError as error:
+                for word in (name.split(".")[-1], "spawn", "loky", "threads"):
+                    assert word in str(error), (name, error)
+        jb.save(model, file := io.BytesIO())
+        assert jb.sketches.make_summary([1.0]) and file.tell()
+
+    fork(refused)
+
+    def go_on(number, history, model):
+        pid = os.fork() if number == 0 else 1
+        if pid == 0:
+            signal.alarm(60)
+        elif number == 0:
+            assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
+
+    first = os.getpid()
+    try:
+        if hasattr(os, "fork"):
+            jb.fit([[0.0], [1.0]], [0.0, 1.0], num_rounds=3, callbacks=go_on)
+    except RuntimeError as error:
+        os._exit(7 if os.getpid() != first and "spawn" in str(error) else 8)
 """
 
 
-def test_packages_are_imported_where_they_are_needed():
+def test_packages_are_imported_where_they_are_needed_and_forks_are_refused():
     """JAX takes most of the time of a small script; arrays need no data frames.
 
     Pallas is for TPUs only. The first call may be inside jit: modules that it imports
     must not take the trace for JAX's usual state.
+
+    A forked process may save the model of its parent, but trains no further: it would
+    wait forever for threads of JAX, which are not there.
     """
-    command = [sys.executable, "-c", textwrap.dedent(IMPORTS)]
+    skipped = PLAIN | NUMPY
+    names = [n for n in find_public_functions() if n.split(".")[-1] not in skipped]
+    command = [sys.executable, "-c", textwrap.dedent(IMPORTS), " ".join(names)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     needed = "jboost.sklearn needs scikit-learn, which is not installed: pip install "
     assert done.stdout == f"\n\n\n{needed}scikit-learn\n"

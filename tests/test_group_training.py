@@ -1,5 +1,7 @@
 """Training with losses of groups: fit, boost, cross-validation and what they refuse."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,10 +15,13 @@ RNG = np.random.default_rng(0)
 ROWS = 240
 IDS = np.repeat(np.arange(40), 6)
 X = RNG.normal(size=(ROWS, 3)).astype(np.float32)
+TABLE = np.round(X)  # thresholds that do not depend on weights
 LATENT = (X[:, 0] + np.sin(2 * X[:, 1])).astype(np.float32)
 Y = np.digitize(LATENT + 0.3 * RNG.normal(size=ROWS), [-0.5, 0.5]).astype(np.float32)
-SMALL = dict(num_rounds=6, max_depth=2)
-ONCE = dict(num_rounds=1, max_depth=1)
+SMALL: dict[str, Any] = dict(
+    num_rounds=6, max_depth=2, max_bins=16, linear_leaves=False, init_score=0.0, **FULL
+)
+ONCE = SMALL | dict(num_rounds=1)
 ORDER = RNG.permutation(ROWS)
 
 
@@ -57,7 +62,7 @@ def assert_same(one, other):
 
 @pytest.fixture(scope="module")
 def trained():
-    return jb.fit(X, Y, listwise, groups=IDS, **SMALL, **FULL)
+    return jb.fit(X, Y, listwise, groups=IDS, **SMALL | dict(init_score="auto"))
 
 
 def test_choices_of_losses_of_groups_are_told(trained):
@@ -67,7 +72,6 @@ def test_choices_of_losses_of_groups_are_told(trained):
     assert (np.diff(history.train_loss) < 0).all()
 
 
-@pytest.mark.usefixtures("full_search")
 def test_order_and_names_of_groups_do_not_matter(trained):
     names = np.array([f"query {i}" for i in RNG.permutation(40)])[IDS]
     model, _ = jb.fit(X[ORDER], Y[ORDER], listwise, groups=names[ORDER], **SMALL)
@@ -75,15 +79,14 @@ def test_order_and_names_of_groups_do_not_matter(trained):
     np.testing.assert_allclose(jb.predict(model, X), expected, atol=1e-5)
 
 
-@pytest.mark.usefixtures("full_search")
 def test_sum_of_row_losses_is_the_loss_of_rows():
-    model, _ = jb.fit(X, LATENT, weighing, groups=IDS, **SMALL)
-    rows, _ = jb.fit(X, LATENT, jb.losses.squared_error, **SMALL)
+    settings = SMALL | dict(init_score="auto")
+    model, _ = jb.fit(X, LATENT, weighing, groups=IDS, **settings)
+    rows, _ = jb.fit(X, LATENT, jb.losses.squared_error, **settings)
     expected = jb.predict(rows, X)
     np.testing.assert_allclose(jb.predict(model, X), expected, atol=1e-5)
 
 
-@pytest.mark.usefixtures("full_search")
 def test_weight_two_is_a_second_group_and_zero_is_none():
     weights = np.repeat(RNG.integers(0, 3, 40), 6).astype(np.float32)
     weighted, _ = jb.fit(X, Y, listwise, groups=IDS, sample_weight=weights, **SMALL)
@@ -115,7 +118,7 @@ def test_missing_weights_are_one(in_training):
         sets = dict(a=jb.rows(X, LATENT, sample_weight=other), b=(X, LATENT))
         return jb.fit(
             X, LATENT, weighing, groups="all", sample_weight=own, validation=sets,
-            num_rounds=1,
+            **ONCE,
         )  # fmt: skip
 
     (model, history), (same, other) = train(None), train(np.ones(ROWS))
@@ -140,7 +143,7 @@ def test_penalties_on_all_rows_train_monotonically(penalty):
     def loss(scores, targets, *, where):
         return fair(scores, targets, where=where, penalty=size)
 
-    settings = dict(num_rounds=15, max_depth=2)
+    settings = SMALL | dict(num_rounds=15)
     model, history = jb.fit(X, targets, loss, groups="all", **settings)
     assert (np.diff(history.train_loss) <= 0).all()
     chance = np.asarray(jax.nn.sigmoid(jb.predict(model, X)))
@@ -186,8 +189,7 @@ def test_folds_hold_whole_groups_out():
 def test_folds_weigh_rows_in_losses_and_metrics():
     """An index that a fold repeats multiplies the weight of its row."""
     weights = RNG.uniform(0.5, 2, ROWS)
-    # Ranges of slopes would depend on the rows of positive weight, as thresholds would.
-    given = dict(groups="all", num_rounds=1, max_depth=1, linear_leaves=False)
+    given = dict(groups="all", **ONCE)
     rows = RNG.integers(0, ROWS, ROWS)
     held, counts = (
         np.setdiff1d(np.arange(ROWS), rows),
@@ -197,14 +199,13 @@ def test_folds_weigh_rows_in_losses_and_metrics():
     def error(scores, targets, *, where, weights):
         return weighing(scores, targets, where=where, weights=weights) / weights.sum()
 
-    table = np.round(X)  # or thresholds would depend on the rows of positive weight
     found = jb.cross_validate(
-        table, LATENT, weighing, folds=[(rows, held)], metrics=dict(error=error),
+        TABLE, LATENT, weighing, folds=[(rows, held)], metrics=dict(error=error),
         sample_weight=weights, **given,
     )  # fmt: skip
-    sets = (table[held], LATENT[held], weights[held])
+    sets = (TABLE[held], LATENT[held], weights[held])
     _, history = jb.fit(
-        table, LATENT, weighing, sample_weight=counts * weights, validation=sets,
+        TABLE, LATENT, weighing, sample_weight=counts * weights, validation=sets,
         **given,
     )  # fmt: skip
     assert found.train_loss[0] == pytest.approx(history.train_loss, rel=1e-5)
@@ -216,11 +217,11 @@ def test_folds_weigh_rows_in_losses_and_metrics():
 
 def test_counts_of_folds_suit_losses_without_weights():
     once, held = np.arange(120), np.arange(120, ROWS)
-    given = dict(groups=IDS, num_rounds=1, max_depth=1)
+    given = dict(groups=IDS, **ONCE)
     twice = np.concatenate([once, once[IDS[once] == 3]])
     weights = np.where(IDS == 3, 2.0, 1.0)
     found, expected = (
-        jb.cross_validate(X, Y, listwise, folds=[(rows, held)], **given, **more)
+        jb.cross_validate(TABLE, Y, listwise, folds=[(rows, held)], **given, **more)
         for rows, more in [(twice, {}), (once, dict(sample_weight=weights))]
     )
     np.testing.assert_array_equal(found.train_loss, expected.train_loss)
@@ -430,7 +431,7 @@ def test_losses_without_mask_see_no_padding(groups, held, numbers):
     x, y = X[: len(ONE)], LATENT[: len(ONE)]
     _, history = jb.fit(
         x, y, total, groups=groups, validation=jb.rows(x, y, groups=held),
-        num_rounds=1, max_depth=1, learning_rate=1e-6, init_score=0.0,
+        learning_rate=1e-6, leaf_solver="newton", **ONCE,
     )  # fmt: skip
     found = [history.train_loss[0], history.validation_loss[0]]
     expected = [np.sum(np.square(y)) / number for number in numbers]

@@ -35,6 +35,10 @@ BEST = calls.ISAS.index(calls.best_isa()) if calls.available() else 0
 DEFAULT = TreeLimits()
 COUNTED = TreeLimits(min_child_samples=20)
 DRAWN = TreeLimits(rows_per_threshold=300)
+# The same program, in which nothing is drawn.
+ALL, ALL_COUNTED = (
+    limits._replace(rows_per_threshold=0) for limits in (DEFAULT, COUNTED)
+)
 SAMPLED = TreeLimits(
     colsample_bytree=0.7, colsample_bylevel=0.8, colsample_bynode=0.6
 )  # fmt: skip
@@ -83,22 +87,22 @@ def both_ways(rows, limits, **sizes):
 TREES = {
     "one row": (1, 1, 4, 2, DEFAULT, 0.0, 1.0, False),
     "depth one": (40, 3, 8, 1, DEFAULT, 0.1, 1.0, False),
-    "one chunk": (3000, 9, 32, 4, DEFAULT, 0.0, 1.0, False),
     "exactly two chunks": (32768, 7, 64, 7, DEFAULT, 0.05, 1.0, True),
     "several chunks": (40001, 10, 256, 5, DEFAULT, 0.2, 1.0, False),
-    "two groups of chunks": (160_000, 3, 32, 4, DEFAULT, 0.1, 1.0, False),
+    "two groups of chunks, drawn": (
+        160_000, 3, 32, 4, TreeLimits(rows_per_threshold=3000), 0.1, 0.9, True
+    ),
     "half in the bag": (40001, 10, 256, 5, DEFAULT, 0.2, 0.5, False),
     "counts": (40001, 10, 256, 5, COUNTED, 0.1, 0.9, False),
     "hardly any in the bag": (40001, 10, 256, 5, DEFAULT, 0.2, 0.001, False),
     "counts of uniform rows": (32768, 7, 64, 7, COUNTED, 0.1, 0.9, True),
-    "two-byte codes": (20000, 6, 1000, 5, DEFAULT, 0.1, 1.0, False),
-    "two-byte codes, counts": (20000, 6, 1000, 5, COUNTED, 0.1, 1.0, False),
-    "drawn": (40001, 10, 256, 5, DRAWN, 0.1, 0.9, False),
-    "two-byte codes, drawn": (20000, 6, 1000, 5, DRAWN, 0.0, 1.0, True),
+    "two-byte codes": (20000, 6, 1000, 5, ALL, 0.1, 1.0, False),
+    "two-byte codes, counts": (20000, 6, 1000, 5, ALL_COUNTED, 0.1, 1.0, False),
+    "two-byte codes, drawn": (20000, 6, 1000, 5, DRAWN, 0.1, 0.9, False),
     "many features": (5000, 70, 32, 5, DEFAULT, 0.0, 1.0, False),
     "many sampled features": (5000, 70, 32, 5, SAMPLED, 0.1, 1.0, False),
     "a feature of missing values": (40, 3, 8, 1, DEFAULT, 1.0, 1.0, False),
-}
+}  # fmt: skip
 
 
 @lru_cache(maxsize=1)
@@ -163,8 +167,8 @@ def limit_values(l1, most, num_features):
 # The same, then l1 and the largest leaf value, groups of features, leaves.
 CONSTRAINED = {
     "values": ((20000, 9, 64, 5, DEFAULT, 0.1, 1.0, False), (3.0, 0.4), 0, None),
-    "wide": ((20000, 6, 300, 5, COUNTED, 0.2, 0.8, True), (0.0, UNBOUNDED), 0, None),
-    "all": ((9000, 8, 32, 5, DRAWN, 0.1, 1.0, False), (1.0, UNBOUNDED), 3, 14),
+    "signs": ((20000, 9, 64, 5, COUNTED, 0.2, 0.8, False), (0.0, UNBOUNDED), 0, None),
+    "all": ((9000, 8, 300, 5, DRAWN, 0.1, 1.0, True), (1.0, UNBOUNDED), 3, 14),
 }
 
 
@@ -328,8 +332,8 @@ def test_samples_are_those_of_plain_xla(num_rows, fraction):
 
 
 def test_leaves_of_other_rows():
-    rows = make_rows(3000, 9, 32, missing=0.2)  # the program of "one chunk"
-    tree, leaf = grow(rows, DEFAULT, "cpu", max_depth=4, num_bins=32, uniform=False)
+    rows = make_rows(3000, 9, 32, missing=0.2)
+    tree, leaf = grow(rows, DEFAULT, "cpu", max_depth=4, num_bins=32)
     assert len(np.unique(leaf)) > 8
     for implementation in ("xla", "cpu"):
         with use_implementation(implementation):
@@ -387,7 +391,9 @@ begun, found = jb.implementations()["instructions"], []
 best = calls.ISAS.index(calls.best_isa())
 for isa in calls.ISAS[: best + 1]:
     calls.set_isa(isa)
-    model, _ = jb.fit(x, y, num_rounds=3, subsample=0.7, seed=3, max_depth=4)
+    model, _ = jb.fit(
+        x, y, num_rounds=3, subsample=0.7, seed=3, max_depth=4, linear_leaves=False
+    )
     score = jb.predict(model, x)
     leaves = [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves((model, score))]
     found.append(hashlib.sha256(b"".join(leaves)).hexdigest())
@@ -505,7 +511,7 @@ with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
     for _ in range(2):
         x = np.arange(20.0)[:, None]
-        model, _ = jb.fit(x, x[:, 0], num_rounds=2, max_depth=1)
+        model, _ = jb.fit(x, x[:, 0], num_rounds=2, max_depth=1, linear_leaves=False)
         jb.predict(model, np.ones((2, 1)))
 found = [each for each in caught if "without its CPU kernels" in str(each.message)]
 print(len(found), found[0].category.__name__, found[0].filename)

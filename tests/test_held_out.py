@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import scipy.sparse
-from tables import ROWS, make_regression, same_bits, same_histories, squared_distance
+from tables import ROWS, make_regression, same_bits, same_histories
 
 import jboost as jb
 from jboost.training import fitting
@@ -31,12 +31,14 @@ def hold(x=X, y=Y, loss=jb.losses.squared_error, **call):
 
 CASES = {
     "rows": {},
-    "weights": dict(sample_weight=WEIGHTS),
-    "offset": dict(offset=X[:, 0], loss=jb.losses.huber),
-    "categories": dict(x=pd.DataFrame(dict(a=X[:, 0], b=KINDS, c=X[:, 1]))),
-    "sparse": dict(x=scipy.sparse.csr_array(np.where(np.abs(X) > 1, X, 0))),
-    "sample": dict(subsample=0.6, rows_per_threshold=10, parent_rows=2.0),
-    "scores": dict(y=np.stack([Y, X[:, 0]], 1), loss=squared_distance, num_scores=2),
+    "table": dict(
+        x=pd.DataFrame(dict(a=X[:, 0], b=KINDS, c=X[:, 1])),
+        sample_weight=WEIGHTS, offset=X[:, 0],
+    ),
+    "sparse": dict(
+        x=scipy.sparse.csr_array(np.where(np.abs(X) > 1, X, 0)),
+        subsample=0.6, rows_per_threshold=10, parent_rows=2.0,
+    ),
     "shared": dict(
         y=LEVELS, loss=jb.losses.softmax, num_scores=3, share_structure=True
     ),
@@ -52,10 +54,22 @@ def find_mask(case):
     return draw(0.2, 5, weights > 0, case.get("y", Y), number)
 
 
+def same_leaves(model, before, given):
+    """Asserts that jb.refit finds the leaf values of ``model``."""
+    of_splits = ("num_scores", "share_structure", "subsample", "rows_per_threshold")
+    given = {k: v for k, v in given.items() if k not in of_splits}
+    expected = jb.refit(before, given.pop("x", X), given.pop("y", Y), **given)
+    same_bits(model.feature, before.feature)
+    np.testing.assert_allclose(
+        model.leaf_value, expected.leaf_value, rtol=2e-4, atol=2e-6
+    )
+    np.testing.assert_array_equal(model.sums.weight, expected.sums.weight)
+
+
 @pytest.mark.parametrize("name", CASES)
-def test_held_out_rows_are_those_of_a_fold(name):
+def test_held_out_rows_are_those_of_a_fold_and_a_refit_has_all(name):
     case, mask = CASES[name], find_mask(CASES[name])
-    _, history = hold(**case)
+    before, history = hold(**case)
     weights = case.get("sample_weight", np.ones(ROWS))
     fold = (~mask & (weights > 0), mask & (weights > 0))
     call = {k: v for k, v in CALL.items() if k not in ("refit", "seed")}
@@ -66,26 +80,16 @@ def test_held_out_rows_are_those_of_a_fold(name):
             getattr(history, part), getattr(found, part)[0], rtol=2e-5, err_msg=part
         )
     assert history.best_round == found.best_round
+    if name == "all":  # the next test refits it
+        return
+    model, told = hold(**case, refit=True)
+    assert told.choices.pop("refit") and not history.choices.pop("refit")
+    same_histories(told, history)
+    same_leaves(model, before, case)
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_a_refit_is_that_of_all_rows(name):
-    case = CASES[name]
-    before, told = hold(**case)
-    model, history = hold(**case, refit=True)
-    assert history.choices.pop("refit") and not told.choices.pop("refit")
-    same_histories(history, told)
-    of_splits = ("num_scores", "share_structure", "subsample", "rows_per_threshold")
-    given = {k: v for k, v in case.items() if k not in of_splits}
-    expected = jb.refit(before, given.pop("x", X), given.pop("y", Y), **given)
-    same_bits(model.feature, before.feature)
-    np.testing.assert_allclose(
-        model.leaf_value, expected.leaf_value, rtol=2e-4, atol=2e-6
-    )
-    np.testing.assert_array_equal(model.sums.weight, expected.sums.weight)
-
-
-@pytest.mark.parametrize("name", CASES)
+# A refit joins rows of the two sets, or takes one set whole; the loss is no part of it.
+@pytest.mark.parametrize("name", ["table", "sparse", "queries", "all"])
 def test_a_refit_may_take_the_validation_set_in(name):
     """It is that of all rows in their order."""
     part = np.arange(ROWS) < 152  # 19 queries
@@ -95,8 +99,6 @@ def test_a_refit_may_take_the_validation_set_in(name):
     def take(value, rows):
         if isinstance(value, str) or value is None:
             return value
-        if isinstance(value, pd.DataFrame):
-            return value[rows]
         if isinstance(value, dict):
             return {key: each[rows] for key, each in value.items()}
         return value[rows]
@@ -110,13 +112,7 @@ def test_a_refit_may_take_the_validation_set_in(name):
     model, history = jb.fit(**call | dict(refit=True))
     assert history.choices.pop("refit") and not told.choices.pop("refit")
     same_histories(history, told)
-    of_splits = ("num_scores", "share_structure", "subsample", "rows_per_threshold")
-    rest = {k: v for k, v in given.items() if k not in of_splits}
-    expected = jb.refit(before, rest.pop("x"), rest.pop("y"), **rest)
-    np.testing.assert_allclose(
-        model.leaf_value, expected.leaf_value, rtol=2e-4, atol=2e-6
-    )
-    np.testing.assert_array_equal(model.sums.weight, expected.sums.weight)
+    same_leaves(model, before, given)
 
 
 def test_a_draw_takes_shares_of_classes_and_whole_groups():
@@ -137,6 +133,9 @@ def test_a_draw_takes_shares_of_classes_and_whole_groups():
     assert shares.min() > 0.05 and shares.max() < 0.4  # any row may be held out
     for few in (draw(0.01, 0, counted, labels), draw(0.999, 0, counted, labels)):
         assert 0 < few.sum() < counted.sum()
+    several = draw(0.2, 0, counted, np.stack([Y, X[:, 0]], 1))
+    assert abs(several[counted].sum() - 0.2 * counted.sum()) < 2
+    assert not several[~counted].any()
     assert draw(0.2, 0, np.arange(ROWS) < 1, Y) is None
     assert draw(0.2, 0, counted, Y, np.zeros(ROWS)) is None
 
@@ -152,36 +151,32 @@ def test_metrics_see_only_their_rows():
 
 
 def test_auto_stops_and_refits():
-    model, history = jb.fit(X, Y, max_depth=2, learning_rate=0.5)
+    model, history = jb.fit(X, Y, max_depth=3, learning_rate=0.5)
     choices = history.choices
     assert choices["early_stopping_rounds"] == 50 and choices["refit"]
     assert model.num_rounds == history.best_round + 1 == len(history.train_loss) - 50
-    few, told = jb.fit(X[:49], Y[:49], max_depth=2)
+    few, told = jb.fit(X[:49], Y[:49], max_depth=3)
     assert few.num_rounds == 100 and told.validation_loss is None
-    fixed, _ = jb.fit(X[:49], Y[:49], max_depth=2, num_rounds=100)
+    fixed, _ = jb.fit(X[:49], Y[:49], max_depth=3, num_rounds=100)
     same_bits(few, fixed)
     own, told = jb.fit(
-        X, Y, max_depth=2, learning_rate=0.5, validation=(X[:50], Y[:50])
+        X, Y, max_depth=3, learning_rate=0.5, validation=(X[:50], Y[:50])
     )
     assert not told.choices["refit"] and own.num_rounds == told.best_round + 1
-    more, told = jb.fit(X, Y, max_depth=2, model=few)
+    more, told = jb.fit(X, Y, max_depth=3, model=few)
     assert more.num_rounds == 200 and told.validation_loss is None
-    _, told = jb.fit(X, Y, max_depth=2, learning_rate=0.5, monotone=[1, 0, 0])
+    _, told = jb.fit(X, Y, max_depth=3, learning_rate=0.5, monotone=[1, 0, 0])
     assert told.validation_loss is not None and not told.choices["refit"]
-    curve = jb.cross_validate(X, Y, folds=2, max_depth=2, learning_rate=0.5)
+    curve = jb.cross_validate(X, Y, folds=2, max_depth=3, learning_rate=0.5)
     assert len(curve.mean) == curve.best_round + 51
 
 
-def test_devices_and_processes_hold_out_the_same_rows():
-    mesh = jax.make_mesh((2,), ("rows",))
-    for case in (
-        {},
-        dict(sample_weight=WEIGHTS, loss=jb.losses.logistic, y=1.0 * (Y > 1)),
-    ):
-        model, history = hold(**case, refit=True)
-        other, told = hold(**case, refit=True, mesh=mesh)
-        same_bits(model, other)
-        same_histories(history, told)
+def test_devices_hold_out_the_same_rows():
+    call = dict(sample_weight=WEIGHTS, refit=True)
+    model, history = hold(**call)
+    other, told = hold(**call, mesh=jax.make_mesh((2,), ("rows",)))
+    same_bits(model, other)
+    same_histories(history, told)
 
 
 def test_a_checkpoint_holds_out_the_same_rows(tmp_path):
@@ -269,11 +264,11 @@ def test_members_hold_out_other_rows_and_are_averaged(monkeypatch):
     np.testing.assert_allclose(jb.predict(model, X), expected, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["shared", "queries", "categories"])
+@pytest.mark.parametrize("name", ["shared", "table"])
 def test_members_of_fixed_rounds_are_models_with_other_seeds(name):
     case = dict(CASES[name])
-    rows = case.pop("x", X), case.pop("y", Y), case.pop("loss", jb.losses.huber)
-    call = dict(max_depth=2, num_rounds=3, **case)
+    rows = case.pop("x", X), case.pop("y", Y), case.pop("loss", jb.losses.squared_error)
+    call = dict(max_depth=3, num_rounds=3, **case)
     model, _ = jb.fit(*rows, members=2, **call)
     each = [jb.predict(jb.fit(*rows, seed=seed, **call)[0], rows[0]) for seed in (0, 1)]
     expected = np.mean(np.asarray(each), axis=0)
@@ -281,7 +276,7 @@ def test_members_of_fixed_rounds_are_models_with_other_seeds(name):
 
 
 def test_members_need_runs_of_their_own(tmp_path):
-    model, _ = jb.fit(X, Y, num_rounds=1)
+    model, _ = jb.fit(X, Y, num_rounds=1, max_depth=3)
     for name, value in dict(model=model, checkpoint=tmp_path / "run").items():
         with pytest.raises(ValueError, match=f"members must be 1 with {name}"):
             jb.fit(X, Y, members=2, num_rounds=1, **{name: value})

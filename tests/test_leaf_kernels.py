@@ -23,7 +23,7 @@ from jboost.trees.leaf_operations import add_values, find_range, middle_minimize
 pytestmark = pytest.mark.skipif(
     not calls.available(), reason="the kernels were not built"
 )
-SIZES = [(1, 1), (257, 3), (5003, 64), (70_001, 7), (65_536, 1024)]
+SIZES = [(1, 1), (70_001, 7), (65_536, 1024)]
 WEIGHTS = {
     "one": np.ones,
     "bag": lambda n: np.random.default_rng(1).integers(0, 2, n),
@@ -67,7 +67,7 @@ def both(function, *arguments, **sizes):
 
 @pytest.mark.parametrize(
     ("num_rows", "num_groups", "num_channels"),
-    [(*size, channels) for size, channels in zip(SIZES, (1, 5, 2, 5, 1), strict=True)],
+    [(*size, channels) for size, channels in zip(SIZES, (1, 5, 2), strict=True)],
 )
 def test_sums(num_rows, num_groups, num_channels):
     values, group, _ = make(num_rows, num_groups)
@@ -92,7 +92,7 @@ def add_changes(before, after, group, weights, num_groups):
     return sum_changes(before, after, group, num_groups, weights)
 
 
-@pytest.mark.parametrize(("num_rows", "num_groups"), SIZES[:4])
+@pytest.mark.parametrize(("num_rows", "num_groups"), SIZES[:2])
 def test_sums_of_changes(num_rows, num_groups):
     (before, after, _), group, rng = make(num_rows, num_groups)
     weights = rng.choice(np.float32([0, 0.5, 1, 3]), num_rows)
@@ -230,7 +230,7 @@ def solve_middle(key, weights, left, kink, group, num_groups):
     ("weights", "keys", "num_rows", "num_groups"),
     [(*each, 5003, 64) for each in product(WEIGHTS, KEYS)]
     + [
-        (*each, *size) for size in SIZES if size[0] != 5003
+        (*each, *size) for size in SIZES
         for each in zip(WEIGHTS, KEYS, strict=False)
     ],
 )  # fmt: skip
@@ -269,7 +269,6 @@ def test_order_statistics_with_slopes_of_each_row(num_rows):
 @pytest.mark.parametrize(
     ("num_groups", "weights", "keys"),
     [
-        (33, "any", "ties"),
         (7, "counts", "infinite"),
         (1100, "bag", "normal"),  # digits of 4 bits
     ],

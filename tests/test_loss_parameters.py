@@ -168,8 +168,6 @@ SHARES = np.random.default_rng(0).dirichlet(np.ones(3), size=len(Y)).astype(np.f
 # Losses of a row with an optional ``where``: (the loss, targets)
 OPTIONAL = {
     "softmax of labels": (peers.softmax_cross_entropy_with_integer_labels, CLASSES),
-    "kl": (lambda s, t, where=None: peers.kl_divergence(
-        jax.nn.log_softmax(s), t, where=where), SHARES),
     "cosine": (peers.cosine_distance, SHARES),
 }  # fmt: skip
 
@@ -207,7 +205,6 @@ def test_a_loss_is_of_groups_where_groups_are_given():
     none = dict(groups=groups, num_rounds=0, init_score=0.0)
     ranking, _ = jb.fit(X, Y, peers.ranking_softmax_loss, **none | run)
     assert np.corrcoef(jb.predict(ranking, X), Y)[0, 1] > 0.5
-    jb.cross_validate(X, Y, peers.ranking_softmax_loss, folds=2, **none)
     labels, of_rows = OPTIONAL["softmax of labels"][::-1]
     found = jb.cross_validate(X, labels, of_rows, folds=2, num_scores=3, **none)
     # Folds hold whole groups out.

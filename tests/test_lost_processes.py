@@ -7,33 +7,40 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from processes import choose_flags, find_port
 from tables import SMALL, make_steps, same_bits, same_histories
 
 import jboost as jb
 from jboost.model.files import load
 
-RUN = """
+HEAD = """
 import os, signal, sys, time
 rank, port, what, folder = int(sys.argv[1]), *sys.argv[2:]
 import jax
 jax.config.update("jax_enable_preemption_service", True)
 jax.distributed.initialize(f"127.0.0.1:{port}", 2, rank, heartbeat_timeout_seconds=5)
+from functools import partial
+import jax.numpy as jnp
+import numpy as np
 import jboost as jb
 from tables import make_steps
 
+x, y = make_steps()
+own = slice(0, 90) if rank == 0 else slice(90, None)
+kinds = (jax.sharding.AxisType.Auto,)
+mesh = jax.make_mesh((jax.device_count(),), ("rows",), axis_types=kinds)
+"""
+
+RUN = """
 def watch(number, history, model):
     time.sleep(0.05)  # the notice takes its time to reach the others
     if rank == 1 and number == 5:
         os.kill(os.getpid(), getattr(signal, what))
 
-x, y = make_steps()
-own = slice(0, 90) if rank == 0 else slice(90, None)
-kinds = (jax.sharding.AxisType.Auto,)
 try:
     jb.fit(
-        x[own], y[own], num_rounds=300, max_depth=3, callbacks=watch,
-        mesh=jax.make_mesh((jax.device_count(),), ("rows",), axis_types=kinds),
+        x[own], y[own], num_rounds=300, max_depth=3, callbacks=watch, mesh=mesh,
         checkpoint=f"{folder}/run.{rank}", checkpoint_rounds=4,
     )
 except jb.TrainingError as error:
@@ -70,7 +77,7 @@ def check_model(path, num_rounds):
 
 
 def test_a_notice_of_preemption_ends_the_run_with_a_checkpoint(tmp_path):
-    said, codes = run_both(RUN, "SIGTERM", tmp_path)
+    said, codes = run_both(HEAD + RUN, "SIGTERM", tmp_path)
     assert codes == [7, 7]
     kept = load(tmp_path / "run.0").num_rounds
     assert 6 <= kept < 300
@@ -81,42 +88,7 @@ def test_a_notice_of_preemption_ends_the_run_with_a_checkpoint(tmp_path):
     assert not (tmp_path / "run.1").exists()  # process 0 writes
 
 
-def test_a_lost_process_ends_the_other_with_what_it_has(tmp_path):
-    said, codes = run_both(RUN, "SIGKILL", tmp_path)
-    assert codes[1] == -signal.SIGKILL
-    assert codes[0] != 0
-    kept = load(tmp_path / "run.0").num_rounds
-    assert kept in (4, 8)
-    assert "process 0 of 2 could not finish round" in said[0]
-    assert f"keeps {kept} rounds: the same call goes on from there" in said[0]
-    made = load(tmp_path / "model.0").num_rounds
-    assert kept <= made <= 8
-    check_model(tmp_path / "model.0", made)
-    # One process goes on without a mesh.
-    x, y = make_steps()
-    call = dict(num_rounds=12, max_depth=3, checkpoint_rounds=4)
-    seen = []
-    model, history = jb.fit(
-        x, y, checkpoint=tmp_path / "run.0", **call,
-        callbacks=lambda number, history, model: seen.append(number),
-    )  # fmt: skip
-    assert seen == [*range(kept, 12)]
-    whole, told = jb.fit(x, y, **call)
-    same_bits(model, whole)
-    same_histories(history, told)
-
-
 DIFFER = """
-import sys
-rank, port = int(sys.argv[1]), sys.argv[2]
-import jax
-jax.distributed.initialize(f"127.0.0.1:{port}", 2, rank, heartbeat_timeout_seconds=60)
-from functools import partial
-import jax.numpy as jnp
-import numpy as np
-import jboost as jb
-from tables import make_steps
-
 class fail_later:
     def __init__(self, calls):
         self.left, self.__name__ = calls, "own"
@@ -133,11 +105,7 @@ class leave_later(fail_later):
     def end(self):
         sys.exit("left")
 
-x, y = make_steps()
-own = slice(0, 90) if rank == 0 else slice(90, None)
-kinds = (jax.sharding.AxisType.Auto,)
-mesh = jax.make_mesh((jax.device_count(),), ("rows",), axis_types=kinds)
-call = dict(mesh=mesh, max_depth=2)
+call = dict(mesh=mesh, max_depth=3)
 
 def attempt(name, rows=x[own], targets=y[own], **change):
     try:
@@ -168,7 +136,7 @@ differing = dict(
     sample_weight=dict(sample_weight=given), offset=dict(offset=given),
     parameter=dict(loss=partial(jb.losses.huber, delta=2.0)),
     validation=dict(validation=rows), model=dict(model=model),
-    metrics=dict(metrics=["mae"]), checkpoint=dict(checkpoint=sys.argv[3]),
+    metrics=dict(metrics=["mae"]), checkpoint=dict(checkpoint=f"{folder}/run"),
     early=early, callbacks=dict(callbacks=5), tables=dict(rows=x[own, :2]),
     rows=dict(targets=None), lengths=dict(targets=y),
 )
@@ -192,7 +160,7 @@ attempt("late", callbacks=fail_later(2) if one else fail_later(99))
 none = slice(0, 0) if one else slice(None)
 few = x[own][none], y[own][none]
 for name in ("empty", "again"):
-    attempt(name, validation=few, checkpoint=sys.argv[3], **early)
+    attempt(name, validation=few, checkpoint=f"{folder}/run", **early)
 attempt("number", l2=2.0 + rank)
 attempt("loss", loss=[jb.losses.huber, jb.losses.logistic][rank])
 attempt("constant", loss=lambda s, t: (s - t) ** 2 * (1.0 + rank))
@@ -244,9 +212,18 @@ def read_lines(text):
     return found
 
 
-def test_processes_agree_on_settings_stops_and_failures(tmp_path):
-    said, codes = run_both(DIFFER, tmp_path / "run")
-    assert codes == [0, 0]
+@pytest.fixture(scope="module")
+def lost(tmp_path_factory):
+    """Runs two processes that differ, until one is lost.
+
+    Returns what they said, their exit codes, and their folder.
+    """
+    folder = tmp_path_factory.mktemp("lost")
+    return *run_both(HEAD + DIFFER + RUN, "SIGKILL", folder), folder
+
+
+def test_processes_agree_on_settings_stops_and_failures(lost):
+    said, _, _ = lost
     for rank, text in enumerate(said):
         lines = read_lines(text)
         for name, words in SAID.items():
@@ -266,3 +243,28 @@ def test_processes_agree_on_settings_stops_and_failures(tmp_path):
         failed = f"TrainingError a callback failed in round 0 on process 1{own}"
         assert lines["fail"] == failed
         assert lines["whole"] == "4"
+
+
+def test_a_lost_process_ends_the_other_with_what_it_has(lost):
+    said, codes, folder = lost
+    assert codes[1] == -signal.SIGKILL
+    assert codes[0] != 0
+    kept = load(folder / "run.0").num_rounds
+    assert kept in (4, 8)
+    assert "process 0 of 2 could not finish round" in said[0]
+    assert f"keeps {kept} rounds: the same call goes on from there" in said[0]
+    made = load(folder / "model.0").num_rounds
+    assert kept <= made <= 8
+    check_model(folder / "model.0", made)
+    # One process goes on without a mesh.
+    x, y = make_steps()
+    call = dict(num_rounds=12, max_depth=3, checkpoint_rounds=4)
+    seen = []
+    model, history = jb.fit(
+        x, y, checkpoint=folder / "run.0", **call,
+        callbacks=lambda number, history, model: seen.append(number),
+    )  # fmt: skip
+    assert seen == [*range(kept, 12)]
+    whole, told = jb.fit(x, y, **call)
+    same_bits(model, whole)
+    same_histories(history, told)

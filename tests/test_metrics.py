@@ -4,6 +4,7 @@
 import re
 import warnings
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +13,7 @@ import pytest
 import sklearn.metrics as peers
 import xgboost
 from sklearn.base import clone
+from tables import FULL
 
 import jboost as jb
 from jboost.metrics import METRICS
@@ -134,8 +136,11 @@ def test_log_loss_is_exact_where_probabilities_round_to_one():
 SCORES = RANDOM.normal(size=(N, 3)).astype(np.float32)
 
 
-def settings(**more):
-    return dict(num_rounds=4, max_depth=2, learning_rate=1.0, **more)
+# Programs with these settings are few and small.
+SETTINGS: dict[str, Any] = dict(
+    num_rounds=4, max_depth=2, max_bins=16, learning_rate=1.0, init_score=0.0,
+    curvature="exact", leaf_solver="newton", linear_leaves=False, **FULL,
+)  # fmt: skip
 
 
 WEIGHTED = (X[::-1], LABELS[::-1], WEIGHTS)
@@ -176,11 +181,11 @@ def test_metrics_of_scikit_learn_get_predictions():
     given = [peers.roc_auc_score, peers.brier_score_loss]
     own = dict(metrics=["auc", "brier", *given])
     _, history = jb.fit(
-        X, LABELS, jb.losses.logistic, validation=WEIGHTED, **own, **settings()
+        X, LABELS, jb.losses.logistic, validation=WEIGHTED, **own, **SETTINGS
     )
     result = jb.cross_validate(
         X, LABELS, jb.losses.logistic, folds=3, sample_weight=WEIGHTS, **own,
-        **settings(),
+        **SETTINGS,
     )  # fmt: skip
     for found in (history.metrics["validation"], result.metrics):
         np.testing.assert_allclose(found["roc_auc_score"], found["auc"], rtol=1e-5)
@@ -189,7 +194,7 @@ def test_metrics_of_scikit_learn_get_predictions():
 
 def test_metrics_that_cannot_be_called_are_refused_by_name():
     def fit(metrics, **more):
-        own = {"loss": jb.losses.logistic, "y": LABELS, **settings(), **more}
+        own = {"loss": jb.losses.logistic, "y": LABELS, **SETTINGS, **more}
         return jb.fit(X, own.pop("y"), **own, metrics=metrics)
 
     half = lambda score, target: (score - target) ** 2 / 2  # noqa: E731
@@ -253,7 +258,7 @@ def test_mirrored_arguments_are_warned_of():
         with pytest.warns(UserWarning, match=r"loss\(score, target\)"):
             jb.inspect_loss(loss, 1.0)
     with pytest.warns(UserWarning, match=re.escape("metrics['m']")) as caught:
-        jb.fit(X, COUNTS, metrics={"m": swapped}, **settings())
+        jb.fit(X, COUNTS, metrics={"m": swapped}, **SETTINGS)
     assert caught[0].filename == __file__
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -265,15 +270,12 @@ def swing(scores, targets, weights):
     return jnp.sin(jnp.sum(jnp.abs(scores)))
 
 
-@pytest.mark.usefixtures("constant_leaves")
 @pytest.mark.parametrize("by", ["swing", ("swing", "max"), "auc"])
 def test_rounds_are_compared_by_a_metric(by, tmp_path):
     """One meaning in training, checkpoints, folds, sweeps and streams."""
     own = dict(metrics={"swing": swing}, by=by)
-    train = dict(
-        loss=jb.losses.squared_error, validation=WEIGHTED, max_depth=2, num_rounds=12,
-        max_bins=16,
-    )  # fmt: skip
+    twelve = SETTINGS | dict(num_rounds=12, learning_rate=0.1)
+    train = dict(loss=jb.losses.squared_error, validation=WEIGHTED, **twelve)
     name, sign = ("auc", -1) if by == "auc" else ("swing", -1 if "max" in by else 1)
     model, whole = jb.fit(X, LABELS, **train, **own)
     values = sign * whole.metrics["validation"][name]
@@ -299,13 +301,14 @@ def test_rounds_are_compared_by_a_metric(by, tmp_path):
     assert history.best_round == resumed.best_round == best
     with pytest.raises(ValueError, match="by "):
         jb.fit(X, LABELS, **train, **{**early, "by": "loss"}, **every)
-    shared = dict(num_rounds=12, max_depth=2, max_bins=16, folds=3, **early)
+    shared = dict(**twelve, folds=3, **early)
     result = jb.cross_validate(X, LABELS, jb.losses.squared_error, l2=1.0, **shared)
     ranked = sign * result.metrics[name].mean(axis=0)
     assert result.best_round == ranked.argmin() and result.by == whole.by
     near = ranked <= ranked.min() + result.standard_error[result.best_round]
     assert result.one_se_round == near.argmax()
-    found = jb.sweep(X, LABELS, jb.losses.squared_error, {"l2": [1.0, 100.0]}, **shared)
+    points = {"l2": [1.0, 100.0]}
+    found = jb.sweep(X, LABELS, jb.losses.squared_error, points, **shared)
     ranks = np.nanmin(sign * found.mean, axis=1)
     assert found.best == ranks.argmin() and found.best_rounds[0] == result.best_round
     first = str(found).splitlines()[1].split()[0]
@@ -313,7 +316,7 @@ def test_rounds_are_compared_by_a_metric(by, tmp_path):
 
 
 def test_what_rounds_are_compared_by_is_checked():
-    train = dict(loss=jb.losses.logistic, validation=WEIGHTED, **settings())
+    train = dict(loss=jb.losses.logistic, validation=WEIGHTED, **SETTINGS)
     score = {"my_score": lambda s, t, w: 0.0}
     for by, words, more in (
         (3, ["by", "3"], {}),
@@ -346,17 +349,17 @@ def test_a_metric_that_is_not_finite_is_never_best():
 def test_estimators_measure_what_they_predict():
     """By their own link; several outputs, several classes, a link of one's own."""
     both = np.stack([COUNTS, COUNTS[::-1]], axis=1)
-    regressor = JBoostRegressor(metrics=["mae", "rmse"], by="mae", **settings()).fit(
+    regressor = JBoostRegressor(metrics=["mae", "rmse"], by="mae", **SETTINGS).fit(
         X, both, eval_set=(X, both, WEIGHTS)
     )
     names = np.array(["a", "b", "c"])[CLASSES]
     classes = JBoostClassifier(
-        metrics=["auc", "error", peers.log_loss], by="auc", **settings()
+        metrics=["auc", "error", peers.log_loss], by="auc", **SETTINGS
     ).fit(X, names, eval_set=(X, names, WEIGHTS))
     own = JBoostClassifier(
         inverse_link=lambda score: jax.nn.sigmoid(3 * score),
         metrics=["log_loss", "accuracy"],
-        early_stopping_rounds=2, by="accuracy", **settings(),
+        early_stopping_rounds=2, by="accuracy", **SETTINGS,
     ).fit(X, LABELS, eval_set=(X, LABELS, WEIGHTS))  # fmt: skip
     kept = own.model_.num_rounds - 1
     for estimator, name, expected, place in (
@@ -379,12 +382,13 @@ def test_estimators_measure_what_they_predict():
     assert own.best_iteration_ == kept == own.history_.metrics["validation"][
         "accuracy"].argmax()  # fmt: skip
     for by in ("auc", ("auc", "max")):
-        cloned = clone(classes).set_params(by=by).fit(X, names, eval_set=(X, names))
+        cloned = clone(classes).set_params(by=by)
+        cloned.fit(X, names, eval_set=(X, names, WEIGHTS))
         assert cloned.history_.by == ("auc", "max")
 
 
 def test_permutations_lower_a_metric_that_should_be_large():
-    model, _ = jb.fit(X, LABELS, jb.losses.logistic, **settings())
+    model, _ = jb.fit(X, LABELS, jb.losses.logistic, **SETTINGS)
     find = partial(
         jb.explanation.permutation_importance, model, X, LABELS, jb.losses.logistic
     )
@@ -401,9 +405,7 @@ def test_a_weight_of_positives_is_that_of_xgboost():
     weights = np.where(LABELS == 1, 3.0, 1.0)
     same = xgboost.XGBClassifier(**shared).fit(X, LABELS, sample_weight=weights)
     np.testing.assert_allclose(there.predict_proba(X), same.predict_proba(X), rtol=1e-6)
-    model, _ = jb.fit(
-        X, LABELS, jb.losses.logistic, sample_weight=weights, **settings()
-    )
-    labelled = JBoostClassifier(class_weight={0: 1.0, 1: 3.0}, **settings())
+    model, _ = jb.fit(X, LABELS, jb.losses.logistic, sample_weight=weights, **SETTINGS)
+    labelled = JBoostClassifier(class_weight={0: 1.0, 1: 3.0}, **SETTINGS)
     found = labelled.fit(X, LABELS).decision_function(X)
     np.testing.assert_array_equal(found, jb.predict(model, X))

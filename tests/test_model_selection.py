@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cross-validation and sweeps against loops of ``boost``, scikit-learn and laws."""
+"""Cross-validation and sweeps against loops of ``fit``, scikit-learn and laws."""
 
 import re
+from typing import Any
 
 import chex
 import jax
@@ -11,7 +12,7 @@ import pandas as pd
 import pytest
 from compilations import Compilations
 from sklearn import model_selection
-from tables import ROWS, SMALL, make_regression, mean_loss, squared_distance
+from tables import FULL, ROWS, make_regression, make_steps, mean_loss, squared_distance
 
 import jboost as jb
 from jboost.entry import programs as executables
@@ -19,7 +20,9 @@ from jboost.selection import study
 from jboost.selection.folds import make_folds
 
 pytestmark = pytest.mark.usefixtures("constant_leaves_of_file")
+SMALL: dict[str, Any] = dict(num_rounds=8, max_depth=3, max_bins=16, **FULL)
 X, Y = make_regression()
+STEPS, _ = make_steps()  # thresholds that do not depend on weights
 LABELS = (np.median(Y) < Y).astype(np.float32)
 WEIGHTS = np.random.default_rng(5).integers(1, 4, ROWS).astype(np.float32)
 SQUARES = jb.losses.squared_error
@@ -42,29 +45,27 @@ def plain():
     return validate(return_models=True)
 
 
-@pytest.fixture(scope="module")
-def loop():
-    """What a loop of ``boost`` over the folds of a result finds."""
+def train(weights, **settings):
+    """The scores of all rows after training on weighted ones, by ``fit``."""
+    settings = {**SMALL, **settings}
+    model, _ = jb.fit(STEPS, Y, SQUARES, sample_weight=weights, **settings)
+    return np.asarray(jb.predict(model, STEPS))
 
-    def run(result, weights=None, **settings):
-        bins = jb.fit_bins(X, sample_weight=weights)
-        binned = jb.apply_bins(bins, X)
-        weights = np.ones(ROWS, np.float32) if weights is None else weights
-        losses, scores = [], []
-        for held_out in result.held_out:
-            _, found = jb.boost(
-                binned, Y, SQUARES, jax.random.key(0), **{**SMALL, **settings},
-                sample_weight=np.where(held_out, 0, weights),
-            )  # fmt: skip
-            found = np.asarray(found)
-            parts = (~held_out, held_out)
-            losses.append(
-                [mean_loss(SQUARES, found[p], Y[p], weights[p]) for p in parts]
-            )
-            scores.append(found)
-        return np.array(losses), np.choose(result.held_out.argmax(axis=0), scores)
 
-    return run
+def run_loop(result, weights=None, **settings):
+    """What a loop of ``fit`` over the folds of a result finds."""
+    weights = np.ones(ROWS, np.float32) if weights is None else weights
+    losses, scores = [], []
+    for held_out in result.held_out:
+        found = train(np.where(held_out, 0, weights), **settings)
+        losses.append(
+            [
+                mean_loss(SQUARES, found[p], Y[p], weights[p])
+                for p in (~held_out, held_out)
+            ]
+        )
+        scores.append(found)
+    return np.array(losses), np.choose(result.held_out.argmax(axis=0), scores)
 
 
 @pytest.mark.parametrize(
@@ -77,10 +78,10 @@ def loop():
     ],
     ids=["counts", "weights"],
 )
-def test_folds_are_runs_with_weights_of_zero(loop, weights, settings):
+def test_folds_are_runs_with_weights_of_zero(weights, settings):
     """The folds of other losses are compared in test_routes.py."""
-    found = validate(sample_weight=weights, **settings)
-    losses, scores = loop(found, weights, **settings)
+    found = validate(x=STEPS, sample_weight=weights, **settings)
+    losses, scores = run_loop(found, weights, **settings)
     assert found.best_round == 7  # the loop looks at the last round
     np.testing.assert_array_equal(found.scores, scores)
     # float32 sums in another order than the reference's float64
@@ -220,16 +221,13 @@ def test_repeated_rows_are_rows_of_more_weight(most):
         halves = np.split(rng.permutation(ROWS), 2)
         pairs.append([rng.choice(half, 150) for half in halves])
     pairs[0][0] = np.append(pairs[0][0], np.repeat(pairs[0][0][0], most))
-    found = validate(folds=pairs, metrics=dict(mae=mae), min_child_samples=15)
-    bins = jb.fit_bins(X)
+    settings = dict(min_child_samples=15)
+    found = validate(x=STEPS, folds=pairs, metrics=dict(mae=mae), **settings)
     for fold, pair in enumerate(pairs):
         counts = [np.bincount(rows, minlength=ROWS) for rows in pair]
-        train, held_out = np.float32(counts)
-        _, scores = jb.boost(
-            jb.apply_bins(bins, X), Y, SQUARES, jax.random.key(0),
-            sample_weight=train, min_child_samples=15, **SMALL,
-        )  # fmt: skip
-        losses = [mean_loss(SQUARES, scores, Y, w) for w in (train, held_out)]
+        weights, held_out = np.float32(counts)
+        scores = train(weights, **settings)
+        losses = [mean_loss(SQUARES, scores, Y, w) for w in (weights, held_out)]
         np.testing.assert_allclose(found.train_loss[fold, -1], losses[0], rtol=1e-5)
         np.testing.assert_allclose(
             found.validation_loss[fold, -1], losses[1], rtol=1e-5
@@ -324,7 +322,7 @@ def test_a_fold_that_learns_nothing_is_named():
     with pytest.raises(
         jb.TrainingError, match=r"fold 0 of points\[1\].*10000.* zero"
     ) as caught:
-        sweep(points, jb.losses.welsch, num_rounds=1)
+        sweep(points, jb.losses.welsch, num_rounds=1, leaf_solver="newton")
     assert caught.value.model.num_rounds == 0
     equal = validate(y=np.ones(ROWS, np.float32), num_rounds=1)  # nothing to learn
     np.testing.assert_array_equal(equal.train_loss, 0)
@@ -352,23 +350,22 @@ def test_points_that_sample_rows_run_beside_those_that_do_not(monkeypatch):
     assert len(calls) == 1
 
 
-def test_codes_are_not_copied_for_each_fold(monkeypatch, plain):
+def test_codes_are_not_copied_for_each_fold(monkeypatch):
     operands = {}
 
     def keep(function, *static, **options):
         def run(*arguments):
-            jitted = executables.compiled(function, *static, **options).jitted(
-                *arguments
-            )
-            operands[function.__name__] = (jitted, arguments)
-            return jitted(*arguments)
+            made = executables.compiled(function, *static, **options)
+            program = made.jitted(*arguments).lower(*arguments).compile()
+            operands[function.__name__] = (program, arguments)
+            return program(*arguments)
 
         return run
 
     monkeypatch.setattr("jboost.selection.study.compiled", keep)
-    validate()
-    run, arguments = operands["_run_rounds"]
-    text = run.lower(*arguments).compile().as_text()
+    validate(max_depth=1)
+    program, arguments = operands["_run_rounds"]
+    text = program.as_text()
     data = arguments[0].data
     for codes in (data.codes.columns, data.codes.packed):
         size = ",".join(map(str, codes.shape))
@@ -450,7 +447,6 @@ def test_errors_of_grids_streams_and_traced_rows():
         jax.jit(lambda x: validate(x=x))(X)
 
 
-@pytest.mark.usefixtures("full_search")
 def test_a_sweep_of_points_that_diverge_at_once_says_so():
     points = dict(learning_rate=[1e5, 1e6])
     with pytest.raises(RuntimeError, match="training rows is not finite after round 0"):

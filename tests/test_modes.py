@@ -17,7 +17,7 @@ NATIVE = EVERY[0]
 CHOSEN = {
     "x64": (
         lambda: jax.enable_x64(True),
-        (f"model/{NATIVE}", f"sparse/{NATIVE}", f"huber/{NATIVE}", "reports"),
+        (f"model/{NATIVE}", f"sparse/{NATIVE}", "reports"),
     ),
     "nans": (lambda: jax.debug_nans(True), (f"model/{NATIVE}",)),
     "guard": (lambda: jax.transfer_guard("disallow"), (f"select/{NATIVE}",)),
@@ -71,9 +71,11 @@ def test_traced_64_bit_numbers_are_rounded(implementation):
     with jax.enable_x64(True):
         given = jnp.asarray(X), jnp.asarray(y), jnp.float64(rate)
         assert given[0].dtype == jnp.float64
+        kinds = {leaf.dtype for leaf in jax.tree.leaves(jax.eval_shape(run, *given))}
+        assert jnp.float64 not in kinds and jnp.int64 not in kinds
+        if implementation != NATIVE:  # .ci/modes compares results of plain XLA
+            return
         found = jax.jit(run)(*given)
-    kinds = {leaf.dtype for leaf in jax.tree.leaves(found)}
-    assert jnp.float64 not in kinds and jnp.int64 not in kinds
     given = X.astype(np.float32), y.astype(np.float32), rate
     assert digest(found) == digest(jax.jit(run)(*given))
 

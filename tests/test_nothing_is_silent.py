@@ -24,8 +24,9 @@ LABELS = (Y > 1).astype(np.int32)
 QUERIES = np.repeat(np.arange(20), 10)
 ONE_CLASS = X[:60], np.zeros(60, np.int32)
 ALIKE = X[:60], np.full(60, 2.0, np.float32)
-RUN = dict(num_rounds=4, max_depth=3)
-LOGISTIC = jb.losses.logistic
+RUN = dict(num_rounds=4, max_depth=2, linear_leaves=False)
+LOGISTIC, PAIRWISE = jb.losses.logistic, jb.losses.pairwise_logistic
+FOLDS = np.arange(N) % 4
 
 
 def correlation(y_true, y_pred):
@@ -53,9 +54,10 @@ def fit_numbers(**more):
 
 
 def fit_groups(**more):
-    loss = jb.losses.pairwise_logistic
     held_out = jb.rows(*ONE_CLASS, groups=QUERIES[:60])
-    return jb.fit(X, LABELS, loss, groups=QUERIES, validation=held_out, **RUN, **more)
+    return jb.fit(
+        X, LABELS, PAIRWISE, groups=QUERIES, validation=held_out, **RUN, **more
+    )
 
 
 def fit_classifier(**more):
@@ -69,7 +71,8 @@ def fit_regressor(**more):
 
 def fit_ranker(**more):
     held_out = jb.rows(*ONE_CLASS, groups=QUERIES[:60])
-    return JBoostRanker(**RUN, **more).fit(X, LABELS, qid=QUERIES, eval_set=held_out)
+    ranker = JBoostRanker(PAIRWISE, **RUN, **more)
+    return ranker.fit(X, LABELS, qid=QUERIES, eval_set=held_out)
 
 
 UNDEFINED = {
@@ -119,8 +122,8 @@ def test_rounds_of_odd_values_are_told_and_never_best(odd):
         told = r"by='metric' is .* in [34] of 7 rounds, the first of them 0"
         with pytest.warns(UserWarning, match=told):
             model, history = jb.fit(
-                X, Y, validation=ALIKE, metrics=[metric], by="metric", num_rounds=7,
-                max_depth=3, early_stopping_rounds=patience,
+                X, Y, validation=ALIKE, metrics=[metric], by="metric", 
+                early_stopping_rounds=patience, **RUN | dict(num_rounds=7),
             )  # fmt: skip
         assert history.best_round == 3 and history.best_loss == 2.0
         assert model.num_rounds == kept
@@ -128,9 +131,8 @@ def test_rounds_of_odd_values_are_told_and_never_best(odd):
 
 @pytest.mark.parametrize("patience", [None, 2])
 def test_cross_validation_by_what_is_never_finite_is_refused(patience):
-    folds = np.arange(N) % 4
-    labels = np.where(folds == 2, 0, LABELS)
-    more = dict(folds=folds, by="auc", early_stopping_rounds=patience, **RUN)
+    labels = np.where(FOLDS == 2, 0, LABELS)
+    more = dict(folds=FOLDS, by="auc", early_stopping_rounds=patience, **RUN)
     words = r"by='auc' is nan in all .* the held-out rows of fold 2.* 50 rows are 0"
     with pytest.raises(RuntimeError, match=words):
         jb.cross_validate(X, labels, LOGISTIC, **more)
@@ -200,12 +202,12 @@ def test_all_who_train_tell_of_it():
     model, _ = jb.fit(X, Y, **RUN)
     loss = jb.losses.squared_error
     for train in (
-        lambda: jb.fit(jb.stream([(X, Y)], memory="64 MiB"), **few),
+        lambda: fit_stream(min_child_samples=101),
         lambda: jb.fit(X, Y, model=model, **few),
         lambda: JBoostRegressor(**few).fit(X, Y),
-        lambda: jb.cross_validate(X, Y, folds=2, **few),
-        lambda: jb.sweep(X, Y, loss, dict(l2=[1.0, 2.0]), folds=2, **few),
-        lambda: jb.fit(X, LABELS, jb.losses.pairwise_logistic, groups=QUERIES, **few),
+        lambda: jb.cross_validate(X, LABELS, LOGISTIC, folds=FOLDS, **few),
+        lambda: jb.sweep(X, Y, loss, dict(l2=[1.0, 2.0]), folds=3, **few),
+        lambda: fit_groups(min_child_samples=101),
         lambda: jb.fit(X, Y, mesh=jax.make_mesh((2,), ("rows",)), **few),
     ):
         with pytest.warns(UserWarning, match="no tree of .* min_child_samples") as told:
@@ -217,8 +219,8 @@ def test_where_there_is_nothing_to_learn_limits_are_not_blamed():
     flat = np.ones((N, 2), np.float32)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        jb.fit(X, np.ones(N), **RUN)
-        jb.fit(X, np.zeros(N), LOGISTIC, **RUN)
+        jb.fit(X, np.ones_like(Y), **RUN)
+        jb.fit(X, np.zeros_like(LABELS), LOGISTIC, **RUN)
         jb.fit(flat, Y, **RUN)
 
 

@@ -52,10 +52,10 @@ def test_other_sizes_compile_nothing():
             monotone=[1, 0, -1], interactions=[[0, 1], [2]],
         ),
         dict(candidates="exact"),
-        dict(implementation="xla", max_depth=2),
     ],
 )  # fmt: skip
 def test_padding_changes_no_model(monkeypatch, settings):
+    """Of the kernels; test_routes.py compares the models of plain XLA with theirs."""
     model, history = fit(200, 3, **settings)
     monkeypatch.setattr("jboost.training.preparing.padded_columns", lambda _, n: n)
     monkeypatch.setattr("jboost.training.rows.padded_rows", lambda n: n)

@@ -10,7 +10,7 @@ import pytest
 import scipy.sparse
 import xgboost
 from compilations import Compilations
-from tables import SMALL, make_regression, make_runs, same_bits
+from tables import SMALL, make_regression, same_bits
 
 import jboost as jb
 
@@ -32,9 +32,11 @@ def model():
 def fit_and_refit(x, y, loss, **settings):
     """Returns a trained model, and the same one refitted to what it was trained on.
 
-    The second one does not know the old leaf values where rows are.
+    The second one does not know the old leaf values where rows are. Only refitting
+    takes the implementation: those of training give the same trees.
     """
-    model, _ = jb.fit(x, y, loss, **{**SMALL, **settings})
+    training = {n: v for n, v in settings.items() if n != "implementation"}
+    model, _ = jb.fit(x, y, loss, **{**SMALL, **training})
     reached = np.asarray(model.sums.weight) > 0
     values = np.where(reached, 99.0, model.leaf_value).astype(np.float32)
     same = {name: settings[name] for name in FITTED if name in settings}
@@ -42,13 +44,6 @@ def fit_and_refit(x, y, loss, **settings):
         model, leaf_value=values, sums=None, init_score=0 * model.init_score
     )
     return model, jb.refit(blank, x, y, loss, **same)
-
-
-def test_the_rows_and_settings_of_training_give_its_leaves():
-    """With categories, an offset and a schedule; no bit differs."""
-    run = {**make_runs()["categories"], "subsample": 1.0}
-    del run["validation"], run["metrics"]
-    same_bits(*fit_and_refit(**run))
 
 
 @pytest.mark.parametrize(
@@ -66,10 +61,19 @@ def test_the_rows_and_settings_of_training_give_its_leaves():
             ),
         ),
         (LOSSES.absolute_error, dict(sample_weight=HALF)),
-        (LOSSES.huber, dict(leaf_solver="median_step", init_score="median")),
-        (LOSSES.huber, dict(curvature="unit", regularization="absolute")),
-        (LOSSES.log_cosh, dict(leaf_solver="line_search", max_delta_step=0.5)),
-        (LOSSES.log_cosh, dict(curvature="exact", leaf_solver="newton")),
+        (
+            LOSSES.huber,
+            dict(leaf_solver="median_step", init_score="median", curvature="exact"),
+        ),
+        (
+            LOSSES.log_cosh,
+            dict(
+                leaf_solver="line_search",
+                max_delta_step=0.5,
+                curvature="unit",
+                regularization="absolute",
+            ),
+        ),
     ],
 )
 def test_every_way_of_fitting_leaves_is_that_of_training(loss, settings):
@@ -234,7 +238,4 @@ def test_bad_arguments_are_named(model, change, match):
 
 def test_losses_that_diverge_are_named(model):
     with pytest.raises(ValueError, match=r"leaf values of round \d+ became"):
-        jb.refit(
-            model, X, Y, lambda s, t: (s - t) ** 4, learning_rate=1e8,
-            leaf_solver="newton",
-        )  # fmt: skip
+        jb.refit(model, X, Y, learning_rate=1e30)

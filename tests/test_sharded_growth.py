@@ -39,32 +39,27 @@ def limit(num_features, **others):
     return TreeLimits(**{**others, **wanted})
 
 
-PLAIN = dict(features=7, bins=64, depth=5, limits={})
+PLAIN = dict(features=7, bins=64, depth=4, limits={})
 # Gradients of few rows are rounded to nearest, of many stochastically.
 EVEN, EMPTY = (5000, 5000, 5000, 3001), (17_000, 20_000, 0, 1)
 CASES = {
-    "few rows": PLAIN | dict(sizes=(1, 0, 0, 0), depth=3),
+    "few rows": PLAIN | dict(sizes=(1, 0, 0, 0), depth=2),
     "uniform, whole weights": PLAIN | dict(sizes=EMPTY, uniform=True, most_times=3),
-    "bag, samples": PLAIN
+    "bag, whole weights, samples": PLAIN
     | dict(
-        sizes=EVEN, bag=0.6, missing=0.2,
+        sizes=EVEN, bag=0.6, most_times=255, missing=0.2,
         limits=dict(min_child_samples=30, colsample_bynode=0.6),
     ),
-    "whole weights": PLAIN | dict(sizes=EVEN, bag=0.6, most_times=255),
     "leaves, wide codes": PLAIN
-    | dict(sizes=EVEN, bins=700, max_leaves=13, depth=6, missing=0.1),
+    | dict(sizes=EVEN, bins=700, max_leaves=13, depth=5, missing=0.1),
     "deep, many features, hardly any in the bag": PLAIN
     | dict(
         sizes=(900, 900, 900, 20), features=70, bins=32, depth=8, bag=0.1, missing=0.2
     ),
-    "constraints": PLAIN
-    | dict(sizes=EVEN, missing=0.1, limits=dict(values=True, groups=True)),
-    "categories": PLAIN
-    | dict(sizes=EMPTY, missing=0.1, bag=0.9, limits=dict(categories=True)),
     "constrained categories": PLAIN
     | dict(
-        sizes=EVEN, missing=0.1, uniform=True, max_leaves=20,
-        limits=dict(values=True, categories=True),
+        sizes=EMPTY, bag=0.9, missing=0.1, max_leaves=12,
+        limits=dict(values=True, groups=True, categories=True),
     ),
 }  # fmt: skip
 

@@ -10,6 +10,8 @@ from scipy import sparse
 from tables import Classes
 
 import jboost as jb
+from jboost.boosting.auto import decide_sharing
+from jboost.boosting.settings import FitSettings, read_settings
 from jboost.objective.tracing import trace_loss
 
 RNG = np.random.default_rng(7)
@@ -18,7 +20,8 @@ X = RNG.normal(size=(N, K)).astype(np.float32)
 X[RNG.random(X.shape) < 0.05] = np.nan
 LABELS = np.nan_to_num(X) + 0.5 * RNG.normal(size=(N, K))
 LABELS = LABELS.argmax(axis=1).astype(np.int32)
-TARGETS = np.stack([np.nan_to_num(X[:, 0]), np.sin(np.nan_to_num(X[:, 1]))], axis=1)
+TARGETS = np.nan_to_num(X)
+TARGETS[:, 1:] = np.sin(TARGETS[:, 1:])
 TARGETS = (TARGETS + 0.1 * RNG.normal(size=TARGETS.shape)).astype(np.float32)
 SHARED = dict(share_structure=True, num_rounds=6, max_depth=3)
 
@@ -39,15 +42,14 @@ def assert_same(one, other):
 
 
 @pytest.mark.usefixtures("full_search")
-@pytest.mark.parametrize(("num_scores", "weighted"), [(K, True), (7, False)])
-def test_leaves_solve_the_system_of_their_rows(num_scores, weighted):
+def test_leaves_solve_the_system_of_their_rows(num_scores=7):
     """One round of softmax, against NumPy's solution with the full Hessian."""
     scores = np.nan_to_num(X) @ RNG.normal(size=(K, num_scores))
     y = (scores + RNG.normal(size=scores.shape)).argmax(axis=1).astype(np.int32)
-    weights = RNG.uniform(0.5, 2.0, N).astype(np.float32) if weighted else np.ones(N)
+    weights = RNG.uniform(0.5, 2.0, N).astype(np.float32)
     model = train(
         y=y, num_scores=num_scores, num_rounds=1, learning_rate=1.0, l2=2.0,
-        sample_weight=weights.astype(np.float32) if weighted else None,
+        sample_weight=weights,
     )  # fmt: skip
     start = np.asarray(model.init_score, np.float64)
     p = np.exp(start) / np.exp(start).sum()
@@ -87,22 +89,20 @@ def test_one_score_shares_nothing():
 
 
 @pytest.mark.parametrize("slopes", [False, True])
-@pytest.mark.parametrize("num_scores", [2, 3])
-def test_rotated_scores_give_the_rotated_model(num_scores, slopes):
+def test_rotated_scores_give_the_rotated_model(slopes):
     """loss(Q s, t) in place of loss(s, t), with an orthogonal matrix Q.
 
     Float32 rounds Q'Q to a matrix that is almost, but not quite, diagonal.
     """
-    square = np.random.default_rng(num_scores).normal(size=(num_scores, num_scores))
+    square = np.random.default_rng(3).normal(size=(K, K))
     q = np.linalg.qr(square)[0].astype(np.float32)
-    y = np.concatenate([TARGETS, TARGETS[:, :1] * TARGETS[:, 1:]], axis=1)
-    y, settings = y[:, :num_scores], dict(init_score=0.0, linear_leaves=slopes)
+    settings = dict(init_score=0.0, linear_leaves=slopes)
 
     def rotated(score, target):
         return half_square(jnp.asarray(q) @ score, target)
 
-    plain = train(half_square, y, num_scores, **settings)
-    turned = train(rotated, y, num_scores, **settings)
+    plain = train(half_square, TARGETS, **settings)
+    turned = train(rotated, TARGETS, **settings)
     assert_same(plain.feature, turned.feature)
     assert_same(plain.threshold, turned.threshold)
     scores = np.asarray(jb.predict(turned, X)) @ q.T
@@ -110,29 +110,22 @@ def test_rotated_scores_give_the_rotated_model(num_scores, slopes):
 
 
 def test_units_of_the_scores_do_not_matter():
-    units = np.array([1024.0, 0.125], np.float32)
+    units = np.array([1024.0, 0.125, 1.0], np.float32)
 
     def scaled_loss(score, target):
         return half_square(score / units, target / units)
 
-    plain = train(half_square, TARGETS, 2, init_score=0.0)
-    scaled = train(scaled_loss, TARGETS * units, 2, init_score=0.0)
+    plain = train(half_square, TARGETS, init_score=0.0)
+    scaled = train(scaled_loss, TARGETS * units, init_score=0.0)
     assert_same(plain.threshold, scaled.threshold)
     values = plain.leaf_value * units[None, :, None]
     np.testing.assert_allclose(scaled.leaf_value, values, rtol=1e-6)
 
 
-def test_plain_xla_and_boost_train_the_model_of_fit():
-    small = dict(num_rounds=2, max_depth=2)
-    model, bins = train(**small), jb.fit_bins(X)
-    assert_same(train(**small, implementation="xla"), model)
-    trees, scores = jb.boost(
-        jb.apply_bins(bins, X), LABELS, jb.losses.softmax, jax.random.key(0),
-        num_scores=K, init_score=np.linspace(-0.4, 0.4, K), **SHARED | small,
-    )  # fmt: skip
-    assert_same(jb.to_ensemble(trees, bins).threshold, model.threshold)
-    assert_same(trees.trees.leaf_value, model.leaf_value)
-    np.testing.assert_allclose(scores, jb.predict(model, X), atol=1e-5)
+def test_plain_xla_trains_the_same_model():
+    given = dict(max_depth=1, linear_leaves=False)
+    one, other = (train(**given, implementation=each) for each in (None, "xla"))
+    assert_same(one, other)
 
 
 @pytest.mark.parametrize("solver", ["joint", "newton"])
@@ -155,7 +148,7 @@ def test_values_keep_within_max_delta_step():
 @pytest.mark.parametrize(
     "changes",
     [
-        dict(subsample=0.5, max_leaves=4), dict(candidates="local"),
+        dict(subsample=0.5, max_leaves=4, candidates="local"),
         dict(
             x=sparse.csr_matrix(np.nan_to_num(X)), absent="zero", curvature="unit",
         ),
@@ -164,7 +157,7 @@ def test_values_keep_within_max_delta_step():
             regularization="absolute",
         ),
     ],
-    ids=["bag, leaves", "local", "sparse, unit", "categories, absolute"],
+    ids=["bag, leaves, local", "sparse, unit", "categories, absolute"],
 )  # fmt: skip
 def test_settings_meet_shared_trees(changes):
     """The loss of held-out rows falls well below that of the start."""
@@ -183,28 +176,35 @@ def test_losses_of_piecewise_lines_take_quantiles():
         error = target - score
         return jnp.sum(jnp.maximum(levels * error, (levels - 1) * error))
 
-    model = train(pinball, TARGETS[:, 0], K, num_rounds=40)
+    model = train(pinball, TARGETS[:, 0], num_rounds=40)
     below = np.mean(TARGETS[:, :1] < np.asarray(jb.predict(model, X)), axis=0)
     np.testing.assert_allclose(below, levels, atol=0.06)
 
 
-def test_derivatives_of_training():
+def test_boost_and_its_derivatives():
+    """It trains the model of fit, and the loss moves with the rate."""
     bins = jb.fit_bins(X)
     codes = jb.apply_bins(bins, X)
+    given = dict(init_score=0.0, num_rounds=2, max_depth=1)
 
     def last_loss(learning_rate, solver):
-        _, scores = jb.boost(
-            codes, TARGETS, half_square, jax.random.key(0), num_scores=2,
-            learning_rate=learning_rate, leaf_solver=solver, init_score=0.0,
-            **SHARED | dict(num_rounds=2, max_depth=1),
+        trees, scores = jb.boost(
+            codes, TARGETS, half_square, jax.random.key(0), num_scores=K,
+            learning_rate=learning_rate, leaf_solver=solver, **SHARED | given,
         )  # fmt: skip
-        return jnp.mean(jax.vmap(half_square)(scores, jnp.asarray(TARGETS)))
+        return jnp.mean(jax.vmap(half_square)(scores, jnp.asarray(TARGETS))), trees
 
-    derive = jax.jit(jax.value_and_grad(last_loss), static_argnums=1)
-    (low, start), (high, end) = (derive(rate, "newton") for rate in (0.29, 0.31))
+    derive = jax.jit(jax.value_and_grad(last_loss, has_aux=True), static_argnums=1)
+    ((low, trees), start), ((high, _), end) = (
+        derive(rate, "newton") for rate in (0.29, 0.31)
+    )
     np.testing.assert_allclose((start + end) / 2, (high - low) / 0.02, rtol=1e-2)
+    settings = given | dict(learning_rate=0.29, leaf_solver="newton")
+    model = train(half_square, TARGETS, **settings)
+    assert_same(jb.to_ensemble(trees, bins).threshold, model.threshold)
+    np.testing.assert_allclose(trees.trees.leaf_value, model.leaf_value, rtol=1e-6)
     with pytest.raises(NotImplementedError, match="share_structure=False"):
-        jax.grad(last_loss)(0.3, "joint")
+        jax.grad(last_loss, has_aux=True)(0.3, "joint")
 
 
 @pytest.mark.parametrize("value", ["yes", 1, None])
@@ -228,25 +228,27 @@ def test_auto_is_decided_by_scores_rates_and_loss():
     """
     binned = jb.apply_bins(jb.fit_bins(X), X)
 
-    def boost(rate, loss=jb.losses.softmax):
+    def boost(rate):
         return jb.boost(
-            binned, LABELS, loss, jax.random.key(0), num_scores=K,
+            binned, LABELS, jb.losses.softmax, jax.random.key(0), num_scores=K,
             init_score=0.0, num_rounds=2, max_depth=1, learning_rate=rate,
         )[0]  # fmt: skip
+
+    def decide(rate, loss):
+        given = dict(num_rounds=2, learning_rate=rate, num_scores=K)
+        settings = read_settings(given, FitSettings)
+        return decide_sharing(settings, trace_loss(loss, LABELS, K)[0])
 
     def formula(score, target):
         away = jnp.asarray(target, jnp.float32) - score[0]
         ratio = away * jnp.exp(-score[1])
         return jax.nn.softplus(score[2]) * ratio**2 + score[1] - score[2]
 
-    def count_trees(function, *arguments):
-        return jax.eval_shape(function, *arguments).trees.feature.shape[1]
-
-    assert count_trees(lambda: boost(15.0)) == 1
-    assert count_trees(lambda: boost(14.0)) == K
-    assert count_trees(boost, jnp.float32(15)) == K
+    trees = jax.eval_shape(boost, jnp.float32(15))
+    assert trees.trees.feature.shape[1] == K
+    assert decide(15.0, jb.losses.softmax) and not decide(14.0, jb.losses.softmax)
     for loss in (formula, jb.losses.likelihood(Classes)):
-        assert count_trees(lambda loss=loss: boost(15.0, loss)) == K
+        assert not decide(15.0, loss)
 
 
 @pytest.mark.usefixtures("full_search")
@@ -269,9 +271,9 @@ def test_odd_tables_are_trained_on(kind):
 
 def test_units_of_targets_do_not_shape_the_trees():
     """Squared error of targets in other units: the same splits, the same fit."""
-    units = np.array([1e-6, 1e5], np.float32)
-    plain = train(half_square, TARGETS, 2, init_score=0.0)
-    other = train(half_square, TARGETS * units, 2, init_score=0.0)
+    units = np.array([1e-6, 1e5, 1.0], np.float32)
+    plain = train(half_square, TARGETS, init_score=0.0)
+    other = train(half_square, TARGETS * units, init_score=0.0)
     assert_same(plain.threshold, other.threshold)
     values = np.asarray(other.leaf_value) / units[None, :, None]
     np.testing.assert_allclose(values, plain.leaf_value, atol=1e-5)
@@ -296,9 +298,8 @@ def test_auto_goes_on_as_the_run_that_it_continues(tmp_path):
 
 
 def test_auto_keeps_separate_targets_separate():
-    targets = np.concatenate([TARGETS, TARGETS[:, :1]], axis=1)
     large = dict(num_rounds=1, max_depth=3, learning_rate=lambda number: 40.0)
-    _, history = jb.fit(X, targets, **large)
+    _, history = jb.fit(X, TARGETS, **large)
     assert not history.choices["share_structure"]
     _, history = jb.fit(
         X, LABELS, jb.losses.softmax, num_scores=K, init_score=0.0, **large

@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 from implementations import IMPLEMENTATIONS, each_isa, needs_cpu_kernels
 from shared_models import KINDS, expand, make_model, make_rows, share
-from tables import squared_distance
+from tables import FULL, squared_distance
 
 import jboost as jb
 from jboost.training.record import append_rounds
 
 OPERATIONS = (jb.predict, jb.staged_predict)
+SIMPLE = dict(curvature="exact", leaf_solver="newton", **FULL)  # smaller programs
 each_kind = pytest.mark.parametrize("kind", KINDS)
 
 
@@ -31,7 +32,9 @@ def test_sizes_come_from_the_leaves():
     assert model.num_scores == expand(model).num_scores == 3
     assert model.feature.shape[1] == 1 and model.max_depth == 4
     assert repr(model) == repr(expand(model))
-    single, _ = jb.fit(make_rows(), np.arange(400.0), num_rounds=6, max_depth=4)
+    single, _ = jb.fit(
+        make_rows(), np.arange(400.0), num_rounds=6, max_depth=4, linear_leaves=False
+    )
     assert not single.shares_structure
 
 
@@ -52,7 +55,7 @@ def test_predictions_have_the_same_bits(kind, num_rows):
     assert_same(jnp.broadcast_to(leaves[..., None], expected.shape), expected)
 
 
-@each_kind
+@pytest.mark.parametrize("kind", ["categories", "linked", "deep"])
 def test_plain_xla_finds_the_same_bits(kind):
     model, x = make_model(kind), make_rows(40)
     for operation in (*OPERATIONS, jb.leaf_indices):
@@ -70,7 +73,13 @@ def test_plain_xla_finds_the_same_bits(kind):
 def test_each_instruction_set_adds_all_scores(kind, num_scores):
     x, model = make_rows(700), make_model(kind, num_scores)
     model = append_rounds(append_rounds(model, model), append_rounds(model, model))
-    expected = jb.staged_predict(expand(model), x, implementation="xla")
+    # One float32 addition after the other.
+    leaf = np.asarray(jb.leaf_indices(model, x, implementation="xla"))
+    values = np.asarray(model.leaf_value)[np.arange(model.num_rounds), :, leaf]
+    expected = (
+        np.cumsum(values, axis=1, dtype=np.float32) + model.init_score[None, None]
+    )
+    expected = expected.swapaxes(0, 1)
     for _ in each_isa():
         assert_same(jb.predict(model, x), expected[-1])
         assert_same(jb.staged_predict(model, x), expected)
@@ -174,19 +183,22 @@ def test_shapley_values_in_plain_xla_and_of_sparse_rows():
     )
 
 
-def test_trees_on_codes_become_a_model():
-    x = make_rows(100)[:, :4]
-    y, bins = np.nan_to_num(x[:, 0]), jb.fit_bins(x)
+@pytest.fixture(scope="module")
+def on_codes():
+    """Trees on codes with leaves for three scores, and what they are made from."""
+    x = make_rows(200)[:, :4]
+    y, bins = np.nan_to_num(x[:, 0]), jb.fit_bins(x, max_bins=16)
     trees, _ = jb.boost(
         jb.apply_bins(bins, x), y, jb.losses.squared_error, jax.random.key(0),
-        num_rounds=3, max_depth=3,
+        num_rounds=3, max_depth=2, max_bins=16, **SIMPLE,
     )  # fmt: skip
-    single = jb.to_ensemble(trees, bins)
-    model = share(single)
-    together = trees._replace(
-        trees=trees.trees._replace(leaf_value=model.leaf_value, sums=model.sums),
-        init_score=model.init_score,
-    )
+    model = share(jb.to_ensemble(trees, bins))
+    inner = trees.trees._replace(leaf_value=model.leaf_value, sums=model.sums)
+    return x, bins, model, trees._replace(trees=inner, init_score=model.init_score)
+
+
+def test_trees_on_codes_become_a_model(on_codes):
+    _, bins, model, together = on_codes
     for run in (jb.to_ensemble, jax.jit(jb.to_ensemble)):
         jax.tree.map(assert_same, run(together, bins), model)
 
@@ -233,7 +245,10 @@ def test_rounds_are_joined(kinds, first):
 def test_training_goes_on_from_the_scores():
     model, x = make_model("categories"), make_rows(200)
     y = np.eye(3, dtype=np.float32)[np.arange(200) % 3]
-    settings = dict(num_scores=3, num_rounds=2, max_depth=3, share_structure=False)
+    settings = dict(
+        num_scores=3, num_rounds=2, max_depth=2, max_bins=16, share_structure=False,
+        linear_leaves=False, **SIMPLE,
+    )  # fmt: skip
     found, expected = (
         jb.fit(x, y, squared_distance, model=start, **settings)[0]
         for start in (model, expand(model))
@@ -260,8 +275,9 @@ def test_refitting_to_the_rows_of_training_changes_nothing():
     x = make_rows(200)
     y = (np.nan_to_num(x[:, 0]) > 0) * 1 + np.isin(x[:, 4], [2, 5])
     settings = dict(
-        num_scores=3, share_structure=True, num_rounds=5, max_depth=3, init_score=0.0
-    )
+        num_scores=3, share_structure=True, num_rounds=5, max_depth=3, init_score=0.0,
+        max_bins=16, linear_leaves=False,
+    )  # fmt: skip
     model, _ = jb.fit(x, y, jb.losses.softmax, **settings)
     found = jb.refit(model, x, y, jb.losses.softmax, init_score=0.0)
     # The sum of the scores is nearly free, which amplifies rounding.
@@ -328,18 +344,10 @@ def test_pictures_show_the_values_of_all_scores():
     jb.plotting.tree(wide, score=3)
 
 
-def test_rows_are_looked_up_in_a_tree_on_codes():
-    x = make_rows(200)[:, :4]
-    y, bins = np.eye(3, dtype=np.float32)[np.arange(200) % 3], jb.fit_bins(x)
-    codes = jb.apply_bins(bins, x)
-    start = dict(num_scores=3, init_score=0.0)
-    state = jb.init(codes, y, squared_distance, jax.random.key(0), **start)
-    trees = []
-    for _ in range(2):
-        state, tree = jb.boost_step(
-            state, codes, y, squared_distance, share_structure=True, max_depth=3
-        )
-        trees.append(tree)
+def test_rows_are_looked_up_in_a_tree_on_codes(on_codes):
+    x, bins, _, together = on_codes
+    codes, rounds = jb.apply_bins(bins, x), range(2)
+    trees = [jax.tree.map(lambda a, i=i: a[i], together.trees) for i in rounds]
     for tree in trees:
         leaf = jb.parts.find_leaves(tree, codes)
         assert leaf.shape == (200,)

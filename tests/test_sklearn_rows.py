@@ -150,10 +150,10 @@ def test_all_sparse_formats_hold_out_the_same_rows():
     dense = np.where(np.abs(X) < 0.5, np.float32(0), X)
     noise = np.random.default_rng(0).normal(size=ROWS)
     expected = JBoostRegressor(**STOPPING).fit(dense, noise)
+    kinds = ("array", "matrix")
     kinds = [
-        getattr(scipy.sparse, f"{form}_{kind}")
-        for form in ("coo", "csr", "csc", "lil", "dok", "bsr", "dia")
-        for kind in ("array", "matrix")
+        getattr(scipy.sparse, f"{form}_{kinds[number % 2]}")
+        for number, form in enumerate(("coo", "csr", "csc", "lil", "dok", "bsr", "dia"))
     ] + [jax.experimental.sparse.BCOO.fromdense]
     matrices = [kind(dense) for kind in kinds]
     for matrix in matrices:
@@ -241,15 +241,18 @@ def test_a_set_in_two_arguments_is_whole():
 # Targets.
 
 
-@pytest.mark.parametrize("labels", [[False, True], [3, 7], [1.0, 2.0]], ids=str)
-def test_objects_that_are_all_of_one_kind_are_labels(labels):
+@pytest.mark.parametrize(
+    ("labels", "wrap"),
+    [([False, True], np.asarray), ([3, 7], pd.Series)],
+)
+def test_objects_that_are_all_of_one_kind_are_labels(labels, wrap):
     plain = np.array(labels)[(Y > 1).astype(int)]
     expected = JBoostClassifier(**FEW).fit(X, plain)
-    for y in (plain.astype(object), pd.Series(plain.astype(object))):
-        found = JBoostClassifier(**FEW).fit(X, y, eval_set=(X, y))
-        np.testing.assert_array_equal(found.classes_, labels)
-        np.testing.assert_array_equal(found.predict(X), expected.predict(X))
-        assert found.score(X, y) == expected.score(X, plain)
+    y = wrap(plain.astype(object))
+    found = JBoostClassifier(**FEW).fit(X, y, eval_set=(X, y))
+    np.testing.assert_array_equal(found.classes_, labels)
+    np.testing.assert_array_equal(found.predict(X), expected.predict(X))
+    assert found.score(X, y) == expected.score(X, plain)
     for mixed in ([True, "a"], [True, 2], [1, "a"], [(1,), (2, 3)]):
         y = np.empty(ROWS, object)
         y[:] = mixed * (ROWS // 2)
@@ -332,13 +335,9 @@ def test_fit_and_estimators_take_the_words_of_each_other():
         assert [*estimator.evals_result_] == ["train", "held"]
     search = GridSearchCV(JBoostRegressor(**FEW), {"seed": [4]}, cv=2).fit(X, Y)
     assert search.best_estimator_.random_state == 4
-    folds = dict(num_rounds=2, max_depth=3, folds=2)
-    np.testing.assert_array_equal(
-        jb.cross_validate(X, Y, random_state=1, **folds).validation_loss,
-        jb.cross_validate(X, Y, seed=1, **folds).validation_loss,
-    )
     for call, first in (
         (lambda: jb.fit(X, Y, seed=1, random_state=1), "seed"),
+        (lambda: jb.cross_validate(X, Y, seed=1, random_state=1), "seed"),
         (lambda: jb.fit(X, Y, validation=sets, eval_set=sets), "validation"),
         (lambda: JBoostDistribution(seed=1, random_state=1), "random_state"),
         (lambda: JBoostRanker().set_params(seed=1, random_state=1), "random_state"),

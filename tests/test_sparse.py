@@ -15,7 +15,7 @@ import xgboost
 from by_column import sum_histogram
 from implementations import IMPLEMENTATIONS
 from references import histogram as naive_histogram
-from tables import squared_distance
+from tables import FULL, squared_distance
 
 import jboost as jb
 from jboost.tables.domains import warn_of_collisions
@@ -23,7 +23,7 @@ from jboost.tables.domains import warn_of_collisions
 pytestmark = pytest.mark.usefixtures("constant_leaves_of_file")
 FILL = {"missing": np.nan, "zero": 0.0}
 ROWS, COLUMNS = 200, 3
-QUICK = dict(num_rounds=4, max_depth=3)
+QUICK = dict(num_rounds=4, max_depth=3, max_bins=16, **FULL)
 
 
 def make_sparse(seed=0, rows=ROWS, columns=COLUMNS, density=0.3):
@@ -191,12 +191,13 @@ SETTINGS = {
     "missing": {},
     "zero, sampled and constrained": dict(
         sample_weight=WEIGHTS["some rows of weight 0"], subsample=0.7,
+        rows_per_threshold=100,
         colsample_bytree=0.8, colsample_bylevel=0.8, colsample_bynode=0.7, seed=5,
         min_child_samples=15, monotone=[1, 0, -1], interactions=[[0, 2], [1]],
         max_leaves=5, l1=0.1,
     ),
     "zero, deep, codes of two bytes": dict(max_bins=300, max_depth=8, num_rounds=2),
-    "zero by XLA": dict(implementation="xla"),
+    "zero by XLA": dict(implementation="xla", max_depth=2),
 }  # fmt: skip
 
 
@@ -204,10 +205,10 @@ SETTINGS = {
 def test_the_model_of_the_dense_matrix(name):
     x, absent = make_sparse(), re.split("[, ]", name)[0]
     dense = densify(x, absent)
-    (found, sparse_history), (model, history) = (
-        jb.fit(matrix, make_targets(x), absent=absent, **QUICK | SETTINGS[name])
-        for matrix in (x, dense)
-    )
+    y, settings = make_targets(x), dict(absent=absent, **QUICK) | SETTINGS[name]
+    found, sparse_history = jb.fit(x, y, **settings)
+    settings.pop("implementation", None)  # dense rows need not go by XLA, too
+    model, history = jb.fit(dense, y, **settings)
     assert np.any(np.isfinite(model.threshold))
     chex.assert_trees_all_equal(found, model)
     np.testing.assert_array_equal(sparse_history.train_loss, history.train_loss)
@@ -395,32 +396,36 @@ def test_features_beyond_those_in_use_cost_nothing():
 
 def test_boost_under_jit_and_vmap():
     x = make_sparse()
-    y, bins = make_targets(x), jb.fit_bins(x)
+    y, bins = make_targets(x), jb.fit_bins(x, max_bins=16)
 
     def train(codes, rate):
         return jb.boost(
             codes, y, jb.losses.squared_error, jax.random.key(0), learning_rate=rate,
-            num_rounds=2, max_depth=2,
+            num_rounds=2, max_depth=2, max_bins=16, **FULL,
         )  # fmt: skip
 
     rates = jnp.array([0.1, 0.5])
     codes = jb.apply_bins(bins, x)
     expected = train(jb.apply_bins(bins, densify(x, "missing")), rates[0])
-    rated = jax.jit(jax.vmap(train, (None, 0)))(codes, rates)
     # A batch of matrices, too, where they store the same number of entries.
     both = jax.tree.map(lambda a: jnp.stack([a, a]), codes)
-    for mapped in (rated, jax.vmap(train, (0, 0))(both, rates)):
-        chex.assert_trees_all_equal(jax.tree.map(lambda a: a[0], mapped), expected)
+    mapped = jax.vmap(jax.vmap(train, (None, 0)), (0, None))
+    found = jax.jit(mapped)(both, rates)
+    for k in range(2):
+        one = jax.tree.map(lambda a, k=k: a[k, 0], found)
+        chex.assert_trees_all_equal(one, expected)
 
 
 def test_single_rounds():
     x = make_sparse()
-    y, bins = make_targets(x), jb.fit_bins(x, absent="zero")
+    y, bins = make_targets(x), jb.fit_bins(x, max_bins=16, absent="zero")
     loss, results = jb.losses.squared_error, []
     for codes in (jb.apply_bins(bins, x), jb.apply_bins(bins, densify(x, "zero"))):
         state = jb.init(codes, y, loss, jax.random.key(0))
         for _ in range(2):
-            state, tree = jb.boost_step(state, codes, y, loss, max_depth=3)
+            state, tree = jb.boost_step(
+                state, codes, y, loss, max_depth=2, max_bins=16, **FULL
+            )
         results.append((state, tree))
     chex.assert_trees_all_equal(*results)
 

@@ -23,6 +23,8 @@ KNOWN = RNG.uniform(size=FULL.shape) < 0.7
 GAPPY = np.where(KNOWN, FULL, np.nan).astype(np.float32)
 MASKED = dict(value=np.where(KNOWN, FULL, 3.0).astype(np.float32), known=KNOWN)
 SETTINGS = dict(num_rounds=3, max_depth=3, seed=1)
+# Routes in programs of their own start here: a search compiles for long.
+START = dict(init_score=0.25)
 ROW = 7
 BINS = jb.fit_bins(X)
 CODES = jb.apply_bins(BINS, X)
@@ -68,16 +70,16 @@ def fit_validated(targets, loss):
     return fit(targets, loss, validation=(X, targets))
 
 
-def fit_stream(targets, loss):
+def fit_stream(targets, loss, **start):
     source = jb.streams.array_batches(X, targets, batch_rows=64)
     model, history = jb.fit(
-        jb.stream(source, memory="256 MiB", bins=BINS), None, loss, **SETTINGS
+        jb.stream(source, memory="256 MiB", bins=BINS), None, loss, **start, **SETTINGS
     )
     return (*trees_of(model), history.train_loss)
 
 
 def fit_mesh(targets, loss):
-    return fit(targets, loss, mesh=jax.make_mesh((3,), ("rows",)))
+    return fit(targets, loss, **START, mesh=jax.make_mesh((3,), ("rows",)))
 
 
 def fit_checkpoint(targets, loss, path):
@@ -87,19 +89,19 @@ def fit_checkpoint(targets, loss, path):
 
 def boost(targets, loss):
     trees, _ = jb.boost(
-        CODES, targets, loss, jax.random.key(1), num_rounds=3, max_depth=3
+        CODES, targets, loss, jax.random.key(1), num_rounds=3, max_depth=3, **START
     )
     return trees_of(jb.to_ensemble(trees, BINS))
 
 
 def step(targets, loss):
-    state = jb.init(CODES, targets, loss, jax.random.key(1))
+    state = jb.init(CODES, targets, loss, jax.random.key(1), **START)
     state, tree = jb.boost_step(state, CODES, targets, loss, max_depth=3)
     return tree.leaf_value, state.scores
 
 
 def validate(targets, loss):
-    result = jb.cross_validate(X, targets, loss, folds=3, **SETTINGS)
+    result = jb.cross_validate(X, targets, loss, folds=3, **START, **SETTINGS)
     return result.validation_loss, result.scores
 
 
@@ -119,16 +121,17 @@ ROUTES = dict(
 )  # fmt: skip
 
 
-# The routes that train the model of fit; refit is another.
-TRAINED = ("fit", "boost", "stream", "mesh")
-
-
 @pytest.mark.usefixtures("constant_leaves")
 def test_gaps_are_as_good_as_a_mask(tmp_path):
-    expected = fit(MASKED, of_mask)
-    found = {name: ROUTES[name](GAPPY, of_gaps) for name in TRAINED}
+    """However it is trained, and wherever it starts."""
+    searched = fit(MASKED, of_mask)
+    given = fit(MASKED, of_mask, **START)
+    names = ("fit", "boost", "mesh")
+    found = {name: ROUTES[name](GAPPY, of_gaps) for name in names}
+    found["stream"] = fit_stream(GAPPY, of_gaps, **START)
     found["checkpoint"] = fit_checkpoint(GAPPY, of_gaps, tmp_path / "run")
     for name, arrays in found.items():
+        expected = searched if name in ("fit", "checkpoint") else given
         for gaps, mask in zip(arrays[:5], expected, strict=False):
             np.testing.assert_array_equal(gaps, mask, name)
     assert np.isfinite(found["fit"][4]).all()
@@ -145,7 +148,7 @@ def test_infinite_bounds_are_as_good_as_a_mask():
     upper = np.where(censored, np.inf, 2 * lower)
 
     def survival(score, bound):
-        return jax.scipy.stats.norm.cdf(score - jnp.log(bound))
+        return jax.nn.sigmoid(score - jnp.log(bound))
 
     def interval(score, lower, upper, open_end):
         beyond = jnp.where(
@@ -268,9 +271,7 @@ def test_estimated_parameters_and_groups_name_the_row():
 
     adaptive = jb.losses.adaptive(normal, scale)
     ids = np.arange(ROWS) // 10
-    begin = partial(jb.init, CODES, targets, key=jax.random.key(0))
-    for start in (partial(jb.fit, X, targets), begin):
-        with pytest.raises(ValueError, match=rf"y must be finite .* row {ROW}"):
-            start(loss=adaptive)
-        with pytest.raises(ValueError, match=rf"nan in row {ROW}|is nan in row {ROW}"):
-            start(loss=spread, groups=ids)
+    with pytest.raises(ValueError, match=rf"y must be finite .* row {ROW}"):
+        jb.init(CODES, targets, adaptive, jax.random.key(0))
+    with pytest.raises(ValueError, match=rf"nan in row {ROW}|is nan in row {ROW}"):
+        jb.fit(X, targets, spread, groups=ids)
