@@ -34,6 +34,8 @@ def name(page):
 def test_pages_show_what_was_measured(page):
     text = page.read_text()
     assert make_figures.write_figures(text, KNOWN) == text
+    for cell in make_figures.CELL.finditer(text):  # there it would end a paragraph
+        assert text[cell.start() - 1] != "\n", cell[0]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
