@@ -28,8 +28,6 @@ from compare_tables import Case, Rows, find_cases, find_half, split_table
 from experiment_tools import make_figures, make_parser, print_table, save_json
 
 TASKS = ("squared_error", "logistic")
-
-
 PEERS = ("defaults", "CatBoost", "Optuna, 10 %", "Optuna")
 NOTHING = 1e-6  # a loss below which ratios say nothing
 
@@ -46,6 +44,9 @@ def main() -> None:
         figures = make_figures(losses=table)
         save_json(options.out / "tuning.json", {"results": results, "figures": figures})
     print_table(table)
+    pairs = zip(table[0][2:-1], table[-1][2:-1], strict=True)
+    said = ", ".join(f"{mean} {head}" for head, mean in pairs)
+    print(f"Found: in the mean of {len(results)} table(s), tuning is {said}.")
 
 
 def tabulate(results: dict[str, dict[str, Any]]) -> list[list[str]]:
