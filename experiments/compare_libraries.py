@@ -187,6 +187,7 @@ def measure_all(
         for key, equal_jobs in take_in_time(missing.items(), options.minutes):
             job = equal_jobs[0]
             case = job.case
+            progress.update()
             progress.set_description(f"{case.table} {case.kind} {job.library}")
             try:
                 parts = split_table(case, options.tables, job.split, options.rows)
@@ -196,7 +197,6 @@ def measure_all(
                 tqdm.write(f"FAILED {failed[-1]}")
                 continue
             store(options.cache, key, fit)
-            progress.update()
             found += [(equal, fit) for equal in equal_jobs]
     return found, failed
 

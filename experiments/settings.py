@@ -88,7 +88,10 @@ def main():
     print_table(table)
     worst = {row[0]: max(map(float, row[1:])) for row in table[1 : 1 + len(SETTINGS)]}
     safe = [label for label, ratio in worst.items() if ratio <= 1]
-    print(f"Found: no table errs more with {', '.join(safe) or 'any other setting'}.")
+    if safe:
+        print(f"Found: no table errs more with {', '.join(safe)}.")
+    else:
+        print("Found: every setting errs more than the defaults on some table.")
     result = {**describe_machine(), "figures": make_figures(ratios=table)}
     write_json(options.out / "settings.json", result)
 

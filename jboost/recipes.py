@@ -314,17 +314,18 @@ def lambda_mart(*, at: int | None = 30, normalize: Normalize = "both") -> Recipe
 def xendcg() -> Recipe:
     """Returns XE-NDCG-MART, for rankings: cross-entropy with random labels.
 
-    ``fit`` takes the query of each row as ``groups``, as for :func:`lambda_mart`.
+    ``fit`` takes the query of each row as ``groups``.
 
     Returns:
       Keyword arguments of :func:`jboost.fit`.
 
     Example:
-      >>> import jboost as jb
-      >>> recipe = jb.recipes.xendcg()  # jb.fit(x, y, groups=queries, **recipe)
-      >>> recipe["loss"] is jb.losses.xendcg
-      True
-      >>> dict(jb.recipes.lambda_mart(), loss=recipe["loss"]) == recipe
+      >>> import numpy as np, jboost as jb
+      >>> x, queries = np.arange(40.0)[:, None] % 10, np.arange(40) // 10
+      >>> recipe = jb.recipes.xendcg()
+      >>> model, _ = jb.fit(x, x[:, 0] // 4, groups=queries, **recipe, num_rounds=20)
+      >>> scores = jb.predict(model, x)
+      >>> bool(scores[9] > scores[0])
       True
 
     References:
@@ -346,10 +347,13 @@ def cox(*, ties: Ties = "efron") -> Recipe:
       Keyword arguments of :func:`jboost.fit`.
 
     Example:
-      >>> import jboost as jb
-      >>> recipe = jb.recipes.cox()  # jb.fit(x, dict(time=time, event=event), **recipe)
-      >>> recipe["groups"]
-      'all'
+      >>> import numpy as np, jboost as jb
+      >>> x, event = np.arange(40.0)[:, None] % 10, np.ones(40)
+      >>> y = dict(time=20 - x[:, 0], event=event)
+      >>> model, _ = jb.fit(x, y, **jb.recipes.cox(), num_rounds=20)
+      >>> scores = jb.predict(model, x)
+      >>> bool(scores[9] > scores[0])  # the risk rises with x
+      True
 
     References:
       Cox 1972, Regression models and life-tables; Ridgeway 1999, The state of boosting,

@@ -167,6 +167,8 @@ def test_debug_nans_finds_none_of_ours():
 
 
 def test_no_minimizer_is_not_a_nan():
+    state = jb.init(CODES, (Y > 0).astype(np.float32), L.logistic, KEY)
+    assert np.all(np.isinf(state.minimizer))
     assert np.isnan(jb.inspect_loss(L.logistic, 1.0).minimizer)
 
 

@@ -122,7 +122,7 @@ def test_rounds_of_odd_values_are_told_and_never_best(odd):
         told = r"by='metric' is .* in [34] of 7 rounds, the first of them 0"
         with pytest.warns(UserWarning, match=told):
             model, history = jb.fit(
-                X, Y, validation=ALIKE, metrics=[metric], by="metric", 
+                X, Y, validation=ALIKE, metrics=[metric], by="metric",
                 early_stopping_rounds=patience, **RUN | dict(num_rounds=7),
             )  # fmt: skip
         assert history.best_round == 3 and history.best_loss == 2.0

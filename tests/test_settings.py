@@ -3,12 +3,12 @@
 
 import inspect
 import re
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from make_parameters import PAGE, write_tables
 
 import jboost as jb
 from jboost.boosting.auto import decide_by_data
@@ -27,7 +27,6 @@ from jboost.model.containers import read_container
 from jboost.objective.tracing import trace_loss
 from jboost.sklearn import JBoostClassifier, JBoostRegressor
 
-ROOT = Path(__file__).parent.parent
 X = np.arange(24, dtype=np.float32).reshape(12, 2) % 7
 Y = X[:, 0].copy()
 EVERY = {*declared(FitSettings)}
@@ -163,10 +162,7 @@ def test_fingerprints_name_what_fit_takes(fingerprint):
     }  # fmt: skip
 
 
-def test_the_page_of_parameters_is_the_one_that_the_declarations_give(monkeypatch):
-    monkeypatch.syspath_prepend(ROOT / "docs")
-    from make_parameters import PAGE, write_tables
-
+def test_the_page_of_parameters_is_the_one_that_the_declarations_give():
     page = PAGE.read_text()
     assert write_tables(page) == page, "run python docs/make_parameters.py"
     listed = re.findall(r"^\| `(\w+)` \|", page, re.M)

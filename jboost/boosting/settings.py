@@ -261,7 +261,8 @@ class RoundSettings(LeafSettings, total=False):
         "x, streams, `boost` and `boost_step`, which see only codes.")]
     max_bins: Annotated[int, Setting(256, _integer(2, 2**16), "Trees",
         "codes per feature, including one for missing values",
-        "See `candidates`. Categories may have more, see `categorical`.")]
+        "See `candidates`. Categories may have sixteen times as many, see "
+        "`categorical`.")]
     min_gain: Annotated[Number, _traced(0.0, _PENALTY, "Trees",
         "the least gain kappa of a split",
         "XGBoost's gamma is 2 `min_gain`.")]
