@@ -2,8 +2,9 @@
 """Writes measured figures into the pages: ``python docs/make_figures.py [RESULT ...]``.
 
 Scripts of ``experiments`` write tables of what they measured, with command, date and
-device, under "figures" of their results. This one keeps those of the results that it is
-given as ``docs/figures/NAME.json``, and writes into README.md and the pages
+device, under "figures" of their results. This one keeps the tables that pages ask for
+of the results that it is given, as ``docs/figures/NAME.json``, and writes into
+README.md and the pages
 
 - the table between a line ``<!-- figures: NAME; TABLE -->`` and the next
   ``<!-- end -->``, with its source below it;
@@ -57,10 +58,22 @@ def write_figures(page: str, known: dict[str, dict[str, Any]]) -> str:
     return CELL.sub(write_cell, TABLE.sub(write_table, page))
 
 
+def list_asked(name: str) -> set[str]:
+    """Returns the tables of a result that pages ask for, whole or in part."""
+    return {
+        match[3]
+        for page in list_pages()
+        for pattern in (TABLE, CELL)
+        for match in pattern.finditer(page.read_text())
+        if match[2] == name
+    }
+
+
 def keep(result: Path) -> None:
-    """Keeps the figures of a result, a row on a line."""
+    """Keeps the figures of a result that pages ask for, a row on a line."""
     figures = json.loads(result.read_text())["figures"]
-    tables = figures.pop("tables")
+    asked = list_asked(result.stem)
+    tables = {k: rows for k, rows in figures.pop("tables").items() if k in asked}
     text = json.dumps({**figures, "tables": {}}, indent=1).removesuffix("{}\n}")
     parts = [
         f'  "{name}": [\n'
