@@ -41,6 +41,8 @@ from jboost.trees.limits import (
 from jboost.trees.slopes import MOST_TERMS
 
 _MOST_CELLS = 2**30  # limit on the histograms of one level of sparse data: 4 GiB
+_MOST_NUMBERS = 2**28  # limit on trees that a GPU grows side by side: 1 GiB
+_ROW_NUMBERS = 16  # about as many numbers describe a row while a GPU grows a tree
 
 
 @dataclass(frozen=True)
@@ -80,6 +82,13 @@ class Method:
     def sorts_rows(self) -> bool:
         """Whether trees are grown from sorted rows and codes of every value."""
         return self.candidates != "global" or self.candidate_weights != "samples"
+
+    def count_together(self, num_rows: int, num_features: int) -> int:
+        """Returns how many trees a GPU grows side by side, with one launch for all."""
+        if self.sorts_rows:
+            return 1
+        histograms = 3 * self.max_nodes * num_features * self.num_bins
+        return max(1, _MOST_NUMBERS // (_ROW_NUMBERS * num_rows + histograms))
 
 
 class Numbers(NamedTuple):

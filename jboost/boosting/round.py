@@ -38,6 +38,7 @@ from jboost.boosting.state import (
     estimate_parameters,
 )
 from jboost.kernels.exact_sums import split_weights
+from jboost.kernels.library import choose
 from jboost.kernels.xla import round_alone
 from jboost.numerics.derivatives import without_derivatives
 from jboost.numerics.exact import sum_changes, sum_channels, sum_tables
@@ -679,7 +680,8 @@ def grow_trees(
         trees = add_shared_slopes(problem, state, plan, trees, leaf, terms)
         leaf = leaf[None]
     else:
-        trees, leaf = map_scores(grow_one, plan.trees())
+        together = problem.method.count_together(*problem.data.codes.shape)
+        trees, leaf = map_scores(grow_one, plan.trees(), together)
     return trees, leaf
 
 
@@ -777,13 +779,18 @@ def count_round(
     )
 
 
-def map_scores(function: Callable[[Any], Any], each: Any) -> Any:
+def map_scores(function: Callable[[Any], Any], each: Any, together: int = 1) -> Any:
     """Maps a function over the K scores, axis 0 of each array.
 
-    It runs on one score at a time, because ``jax.vmap`` would take every branch.
+    It runs on one score at a time, because ``jax.vmap`` would take every branch; with
+    the kernels for GPUs on as many as divide K, up to ``together``.
     """
-    if len(jax.tree.leaves(each)[0]) > 1:
-        return jax.lax.map(function, each)
+    count = len(jax.tree.leaves(each)[0])
+    if count > 1:
+        some = max(n for n in range(1, count + 1) if count % n == 0 and n <= together)
+        side_by_side = partial(jax.lax.map, function, batch_size=some)
+        alone = partial(jax.lax.map, function)
+        return choose(xla=alone, cuda=side_by_side if some > 1 else None)(each)
     # The same without a batch axis, which would cost speed.
     first = jax.tree.map(lambda a: a[0], each)
     return jax.tree.map(lambda a: a[None], function(first))

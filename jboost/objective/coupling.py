@@ -314,9 +314,11 @@ def _summarize(rows, along):
     own = jnp.diagonal(size, axis1=1, axis2=2)
     # A sum of all entries minus the own one would lose the others if they are small.
     others = jnp.sum(jnp.where(jnp.eye(len(along), dtype=bool), 0.0, size), axis=2)
-    return jnp.stack(
-        [own.T, others.T, (size @ jnp.abs(along)).T, jnp.abs(rows @ along).T]
-    )
+    # No matrix products: a GPU would round their factors.
+    along = along[None, None]
+    every = jnp.sum(size * jnp.abs(along), axis=2)
+    total = jnp.abs(jnp.sum(rows * along, axis=2))
+    return jnp.stack([own.T, others.T, every.T, total.T])
 
 
 @stage

@@ -17,12 +17,14 @@ from jaxtyping import Array, ArrayLike, Bool, Float, Int32, UInt32
 
 from jboost.entry.programs import FEW
 from jboost.entry.stages import bind_stage, elementwise, runs_in_stages, stage
+from jboost.kernels.library import choose
 from jboost.numerics.derivatives import differentiable, replace_without_derivative
 from jboost.numerics.exact import sum_each, sum_guessed
 from jboost.objective.tracing import TracedLoss
 
-_FEW_ROWS = 2048  # rows per block, for K > 1
-_BLOCK_NUMBERS = 1 << 20  # largest number of results per block, for K > 1
+# Rows and results per block, for K > 1. A GPU waits for each block.
+_FEW_ROWS, _BLOCK_NUMBERS = 2048, 1 << 20
+_MANY_ROWS, _MANY_NUMBERS = 1 << 17, 1 << 24
 
 
 def map_rows(
@@ -36,22 +38,28 @@ def map_rows(
     For K > 1 it evaluates one block of rows at a time to save memory: Hessians take K^2
     numbers per row, and even gradients would otherwise exist in two layouts.
     """
-    num_scores, num_rows = scores.shape
+    num_scores = scores.shape[0]
     square = program in (objective.loss.hessian, objective.loss.information)
     entries = num_scores**2 if square else num_scores
     if num_scores == 1:
         return finish(evaluate_rows(objective, program, scores))
+    many = max(1, min(_MANY_ROWS, _MANY_NUMBERS // entries))
+    run = partial(_map_blocks, objective, program, finish)
+    small, large = (partial(run, size=n) for n in (block_size(entries), many))
+    return choose(xla=small, cuda=large)(objective.targets, scores)
+
+
+def _map_blocks(objective, program, finish, targets, scores, *, size):
     # XLA may round by the size of a block. Therefore all have one size, whatever the
     # number of rows, and there are two at least: a single one would be no loop.
-    size = block_size(entries)
+    num_rows = scores.shape[1]
     short = max(0, size + 1 - num_rows)
 
     def extend(array, axis=0):
         edges = [(0, short if each == axis else 0) for each in range(array.ndim)]
         return jnp.pad(array, edges, mode="edge") if short else array
 
-    targets = jax.tree.map(extend, objective.targets)
-    scores = extend(scores, 1)
+    targets, scores = jax.tree.map(extend, targets), extend(scores, 1)
     last = num_rows + short - size
 
     def evaluate(first):

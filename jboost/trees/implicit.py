@@ -140,4 +140,5 @@ def derive_joint_start(
     slopes = jnp.abs(gradients(objective, offset + start[:, None]))
     lost = jnp.all(hessian == 0, axis=1)
     lost &= weighted_mean(slopes, weights) > 0
-    return jnp.where(lost, jnp.nan, -unit * (inverse @ (unit * change)))
+    step = jnp.matmul(inverse, unit * change, precision=jax.lax.Precision.HIGHEST)
+    return jnp.where(lost, jnp.nan, -unit * step)

@@ -41,6 +41,7 @@ ROUNDING = 2.0**-21  # the relative rounding error of a mean in float32
 # of a gamma function at 1e10, say. A convex one falls by at most the slope times the
 # step, and step and slope of one of negative curvature by half more.
 _MOST_FALL = 4.0
+_EXACT = jax.lax.Precision.HIGHEST  # or a GPU would round the factors of products
 
 
 @elementwise
@@ -129,13 +130,14 @@ def _propose(state, hessian, weights) -> _NewtonStep:
     hessian = hessian * unit[:, None] * unit[None, :]
     size = jnp.maximum(jnp.max(jnp.abs(hessian)), 1e-30)
     curvature, axes = jnp.linalg.eigh(hessian)
-    slope = (unit * weighted_mean(slopes, weights)) @ axes
+    slope = unit * weighted_mean(slopes, weights)
+    slope = jnp.matmul(slope, axes, precision=_EXACT)
     # The remainder of a sum that should be 0 is rounding. Without curvature in the same
     # direction (softmax scores may all be shifted), a step would follow it far away.
     noise = ROUNDING * jnp.max(unit * sizes)
     slope = jnp.where(jnp.abs(slope) > noise, slope, 0.0)
     along = slope / (jnp.abs(curvature) + state.damping * size)
-    step = -(axes @ along)
+    step = -jnp.matmul(axes, along, precision=_EXACT)
     length = jnp.max(jnp.abs(step)) * jnp.maximum(1.0, jnp.sqrt(size))
     convex = jnp.min(curvature) >= -_CONCAVE * size
     promised = jnp.sum(slope * along)

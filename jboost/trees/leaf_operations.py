@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Operations on leaves, each with a CPU kernel and a definition in plain XLA.
 
-They add values to scores, and find ranges and order statistics by leaf.
+They add values to scores, and find ranges and order statistics by leaf. On GPUs order
+statistics have kernels, too: those of cuda/kinks.cu.
 
 Order statistics are of sums of whole numbers of up to 41 bits, too many for int32:
 such a number travels as limbs, each summed in an int32, and is compared as a pair
 (high, low) = high * 2^20 + low.
 """
 
+import math
 from functools import partial
 
 import jax
@@ -17,6 +19,13 @@ from jaxtyping import Array, Bool, Float, Int32
 
 from jboost.entry.collectives import current_shards, exchange, total
 from jboost.kernels.calls import call, floats, ints
+from jboost.kernels.cuda_launch import (
+    BLOCKS,
+    SHARED_BYTES,
+    Launch,
+    divide_rows,
+    launch,
+)
 from jboost.kernels.library import choose
 from jboost.kernels.xla import from_ordered_bits, ordered_bits, segment_sum
 from jboost.numerics.derivatives import differentiable
@@ -25,6 +34,7 @@ _LOW = 20  # bits of the lower half of a pair
 _MOST = 2.0**40  # a rounded slope
 _DIGIT = 8  # bits of a key that are found at a time
 _MANY_GROUPS = 1024  # beyond which it is half as many, to bound the table of sums
+_WORD = 8  # bytes of a sum of a kernel for GPUs
 
 
 def add_values(
@@ -124,7 +134,9 @@ def middle_minimizers(
         each row or one number for all.
       scale: a power of two; weights times kinks times scale sum to less than 2^40.
     """
-    run = choose(cpu=_find_natively, xla=_find_plainly, num_groups=num_groups)
+    run = choose(
+        cpu=_find_natively, xla=_find_plainly, cuda=_find_on_gpu, num_groups=num_groups
+    )
     rows = (minimizer, scores, weights, *kinks, scale, group)
     if current_shards() is not None:
         return run(*rows)
@@ -143,6 +155,41 @@ def _find_natively(*rows, num_groups):
         return found[:, : len(prefixes)]
 
     return _find_middles(call("sum_kinks", ints(*shape), *rows), sum_digits)
+
+
+def _find_on_gpu(*rows, num_groups):
+    *rows, scale, group = rows
+    steps = [slopes.ndim for slopes in rows[3:]]  # 0: one number for all rows
+    blocks, rows_per_block = divide_rows(len(group), BLOCKS)
+    rows = [jnp.reshape(each, -1) for each in (*rows, scale, group)]
+
+    def run(kernel, shape, operands=(), numbers=()):
+        size = math.prod(shape) * _WORD
+        shared = size <= SHARED_BYTES
+        words = Launch(
+            kernel,
+            (jax.ShapeDtypeStruct((*shape, 2), jnp.uint32),),
+            (blocks, 1),
+            (len(group), num_groups, *steps, rows_per_block, shared, *numbers),
+            size if shared else 0,
+            zeroed=(True,),
+        )
+        return _read_words(launch(words, *rows, *operands))
+
+    def sum_digits(prefixes, shift, digit):
+        shape, places = (*prefixes.shape, 1 << digit), jnp.reshape(shift, 1)
+        numbers = len(prefixes), digit
+        return run("sum_kinks_by_digit", shape, (prefixes, places), numbers)
+
+    sums = jnp.pad(run("sum_kinks", (2, num_groups)), ((0, 0), (0, 0), (0, 1)))
+    return _find_middles(sums, sum_digits)
+
+
+def _read_words(words):
+    """Returns numbers of two words, the lowest first, as pairs."""
+    low, high = words[..., 0], words[..., 1]
+    low, high = low & ((1 << _LOW) - 1), (low >> _LOW) | (high << (32 - _LOW))
+    return jnp.stack([high, low]).astype(jnp.int32)
 
 
 def _derive_middle(num_groups, middle, operands, tangents):

@@ -186,6 +186,12 @@ inline float __int_as_float(int bits) {
   return value;
 }
 
+inline uint32_t __float_as_uint(float value) {
+  uint32_t bits;
+  std::memcpy(&bits, &value, sizeof bits);
+  return bits;
+}
+
 // As plain XLA on a CPU computes.
 inline float divide(float a, float b) { return a / b; }
 inline float multiply(float a, float b) { return a * b; }

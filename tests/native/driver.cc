@@ -12,6 +12,7 @@
 #include "device.h"
 //
 #include "histogram.cu"
+#include "kinks.cu"
 #include "packed_histogram.cu"
 #include "predict.cu"
 #include "route.cu"
@@ -53,6 +54,7 @@ std::map<std::string, Kernel> kernels = {
     KERNEL(find_leaves),      KERNEL(sample_features),    KERNEL(sum_terms),
     KERNEL(sum_terms_by_key), KERNEL(find_kinds),         KERNEL(count_nodes),
     KERNEL(list_nodes),       KERNEL(packed_histogram_1), KERNEL(packed_histogram_2),
+    KERNEL(sum_kinks),        KERNEL(sum_kinks_by_digit),
 };
 
 // Errors of the driver, and of the compiler.

@@ -143,6 +143,27 @@ void RunSums() {
       kNodes, i64(100));
 }
 
+void RunKinks() {
+  constexpr i64 kGroups = 6, kEnds = 2, kBits = 4;
+  auto minimizer = Draw<float>(kRows, -9, 9), scores = Draw<float>(kRows, -9, 9),
+       weights = Draw<float>(kRows, 0, 3), left = Draw<float>(kRows, 0, 9);
+  std::vector<float> kink = {2}, scale = {1 << 20};
+  auto group = Draw<int>(kRows, -1, kGroups + 1);
+  auto prefixes = Draw<u32>(kEnds * (kGroups + 1), 0, 1 << 30);
+  std::vector<u32> shift = {28};
+  minimizer[3] = NAN;
+  for (i64 shared : {0, 1}) {
+    std::vector<u64> sums(2 * kGroups), table((kEnds * (kGroups + 1)) << kBits);
+    Run("sum_kinks", {kBlocks}, shared ? sums.size() * 8 : 0, Data(minimizer),
+        Data(scores), Data(weights), Data(left), Data(kink), Data(scale), Data(group),
+        Data(sums), kRows, kGroups, i64(1), i64(0), kRowsPerBlock, shared);
+    Run("sum_kinks_by_digit", {kBlocks}, shared ? table.size() * 8 : 0, Data(minimizer),
+        Data(scores), Data(weights), Data(left), Data(kink), Data(scale), Data(group),
+        Data(prefixes), Data(shift), Data(table), kRows, kGroups, i64(1), i64(0),
+        kRowsPerBlock, shared, kEnds, kBits);
+  }
+}
+
 void RunPrediction() {
   constexpr i64 kRounds = 3, kDepth = 3, kInner = 7, kWords = 2;
   auto columns = Draw<float>(kFeatures * kRows, 0, 70);
@@ -182,6 +203,7 @@ int main() {
   RunTraining<u16>("u16", 300);
   RunPacked();
   RunSums();
+  RunKinks();
   RunPrediction();
   for (const auto& [name, kernel] : kernels) {
     if (ran.count(name) != 0) continue;
