@@ -37,6 +37,17 @@ class Intervals:
       score: the name of the conformal score, as for :func:`jboost.conformal`.
       margin: Q, a number; [K] for K targets.
       inverse_link: the inverse link applied to the model's score, or None.
+
+    Example:
+      >>> import numpy as np, jboost as jb
+      >>> rng = np.random.default_rng(0)
+      >>> x = rng.normal(size=(600, 2))
+      >>> y = x[:, 0] + rng.normal(size=600)
+      >>> model, _ = jb.fit(x[:300], y[:300], num_rounds=20)
+      >>> intervals = jb.conformal(model, x[300:500], y[300:500], alpha=0.1)
+      >>> low, high = intervals.predict_interval(x[500:])
+      >>> bool(np.allclose(high - low, 2 * intervals.margin, atol=1e-5))
+      True
     """
 
     model: Any

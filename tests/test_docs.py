@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import matplotlib
 import numpy as np
 import pytest
-from public_names import SUBMODULES, find_public_functions, find_public_names
+from public_names import SUBMODULES, find_public_names
 
 import jboost as jb
 
@@ -133,11 +133,12 @@ def test_names_on_pages_exist(page):
             thing = getattr(thing, part, None)
 
 
-def test_every_public_function_has_an_example():
-    functions = find_public_functions()
-    assert len(functions) > 40
-    for name, function in functions.items():
-        assert ">>>" in (function.__doc__ or ""), name
+def test_every_public_function_and_class_has_an_example():
+    names = find_public_names()
+    things = {name: thing for name, thing in names.items() if callable(thing)}
+    assert len(things) > 100
+    for name, thing in things.items():
+        assert ">>>" in (thing.__doc__ or ""), name
 
 
 def test_the_reference_has_every_public_name():

@@ -44,6 +44,12 @@ class LossReport:
       hessian_zero, hessian_negative: intervals of scores with such a Hessian.
       not_finite: intervals of scores with a value, gradient or Hessian not finite.
       choices: choices of "auto": curvature, leaf_solver, l2 and min_child_samples.
+
+    Example:
+      >>> import jboost as jb
+      >>> report = jb.inspect_loss(jb.losses.absolute_error, 2.0)
+      >>> report.minima, report.minimizer, report.choices["leaf_solver"]
+      ((2.0,), 2.0, 'exact')
     """
 
     scores: np.ndarray

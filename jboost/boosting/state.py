@@ -148,6 +148,14 @@ class BoostState(NamedTuple):
       lost: the first round with derivatives that are not finite, the number of rows
         that have them, and the first such row; 0 if there was no such round.
       probe: curvature estimates for a loss of groups; None for other losses.
+
+    Example:
+      >>> import jax, numpy as np, jboost as jb
+      >>> x = np.arange(8.0)[:, None]
+      >>> codes = jb.apply_bins(jb.fit_bins(x), x)
+      >>> state = jb.init(codes, x[:, 0], jb.losses.squared_error, jax.random.key(0))
+      >>> float(state.init_score), int(state.round)
+      (3.5, 0)
     """
 
     start: Float[Array, "..."]

@@ -193,6 +193,13 @@ class PruningPath(NamedTuple):
         first is 0: the smallest subtree with the error of the whole tree.
       num_leaves: the number of leaves of each subtree; decreases to 1.
       squared_error: the weighted squared error of each subtree, summed over its leaves.
+
+    Example:
+      >>> import numpy as np, jboost as jb
+      >>> x, y = np.arange(4.0)[:, None], np.array([0.0, 1.0, 5.0, 5.0])
+      >>> path = jb.cart.pruning_path(jb.cart.fit_tree(x, y))
+      >>> path.alphas.tolist(), path.num_leaves.tolist()
+      ([0.0, 0.5, 20.25], [3, 2, 1])
     """
 
     alphas: Float[np.ndarray, " S"]
@@ -319,6 +326,15 @@ class AlphaChoice(NamedTuple):
       best_alpha: the alpha with the smallest mean error; the largest one on a tie.
       one_se_alpha: the largest alpha with a mean error at most one standard error
         above the smallest.
+
+    Example:
+      >>> import numpy as np, jboost as jb
+      >>> rng = np.random.default_rng(0)
+      >>> x = rng.uniform(size=(300, 2))
+      >>> y = np.where(x[:, 0] < 0.5, 1.0, 3.0) + rng.normal(size=300)
+      >>> choice = jb.cart.cross_validate_alpha(x, y)
+      >>> choice.one_se_alpha >= choice.best_alpha
+      True
     """
 
     tree: RegressionTree

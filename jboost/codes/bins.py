@@ -30,6 +30,12 @@ class Bins:
         "zero"; None if the bins were fitted to dense rows without this choice.
       categories: the categorical features, or None if there are none. Their thresholds
         lie between the codes of their categories.
+
+    Example:
+      >>> import numpy as np, jboost as jb
+      >>> bins = jb.fit_bins(np.array([[1.0, 0.0], [2.0, 0.0], [4.0, 7.0]]))
+      >>> bins.thresholds.tolist()
+      [[1.5, 3.0, inf], [3.5, inf, inf]]
     """
 
     thresholds: Float[Array, "F B-1"] | Float[np.ndarray, "F B-1"]

@@ -33,6 +33,13 @@ class DenseCodes:
       order: the rows sorted by each feature's code, where trees are grown from sorted
         rows; missing values come first.
       max_bins: the number of bins that the codes were packed for; None if unknown.
+
+    Example:
+      >>> import numpy as np, jboost as jb
+      >>> x = np.array([[1.0], [2.0], [np.nan]])
+      >>> codes = jb.parts.prepare_codes(jb.apply_bins(jb.fit_bins(x), x))
+      >>> codes.columns.tolist()
+      [[1, 2, 0]]
     """
 
     columns: UInt8[Array, "F N"] | UInt16[Array, "F N"] | UInt32[Array, "F N"]
@@ -121,6 +128,14 @@ class SparseCodes:
       absent: the code of the entries that are not stored: 0 where they are missing,
         the code of 0.0 where they are zero.
       num_rows: N.
+
+    Example:
+      >>> import scipy.sparse, jboost as jb
+      >>> x = scipy.sparse.csr_matrix([[0.0, 3.0], [5.0, 0.0], [0.0, 4.0]])
+      >>> bins = jb.fit_bins(x, absent="zero")
+      >>> codes = jb.apply_bins(bins, x)
+      >>> codes.num_rows, codes.rows.tolist()
+      (3, [1, 0, 2])
     """
 
     starts: Int32[Array, "F+1"]

@@ -43,6 +43,12 @@ class NegativeBinomial(Distribution):
 
     A Poisson distribution with a gamma distributed rate of shape r; the variance is
     mean + mean^2 / r.
+
+    Example:
+      >>> import jax.numpy as jnp, jboost as jb
+      >>> found = jb.distributions.NegativeBinomial(jnp.array(6.0), jnp.array(4.0))
+      >>> float(found.mean), float(found.variance)
+      (6.0, 15.0)
     """
 
     mean: Array
@@ -140,6 +146,12 @@ class ZeroInflatedPoisson(Distribution):
     """0 with probability ``gate``, otherwise a Poisson count with mean ``rate``.
 
     ``logit`` is that of the gate, which float32 cannot tell from 1 above 17.
+
+    Example:
+      >>> import jax.numpy as jnp, jboost as jb
+      >>> found = jb.distributions.ZeroInflatedPoisson(jnp.array(3.0), jnp.array(0.0))
+      >>> float(found.mean), float(found.gate)
+      (1.5, 0.5)
     """
 
     rate: Array

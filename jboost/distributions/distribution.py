@@ -18,6 +18,12 @@ class Distribution:
     """Base class: a frozen dataclass, registered as a pytree of its parameters.
 
     All parameters have the same shape. ``support`` is the interval of possible values.
+
+    Example:
+      >>> import jax.numpy as jnp, jboost as jb
+      >>> found = jb.distributions.Normal(jnp.zeros(3), jnp.ones(3))
+      >>> isinstance(found, jb.distributions.Distribution), found.shape
+      (True, (3,))
     """
 
     support = (-MOST, MOST)

@@ -51,7 +51,14 @@ _MOMENTS = (
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class LogNormal(Distribution):
-    """exp of a normal variable with mean ``loc`` and standard deviation ``scale``."""
+    """exp of a normal variable with mean ``loc`` and standard deviation ``scale``.
+
+    Example:
+      >>> import jax.numpy as jnp, jboost as jb
+      >>> found = jb.distributions.LogNormal(jnp.array(0.0), jnp.array(1.0))
+      >>> float(found.icdf(0.5))
+      1.0
+    """
 
     loc: Array
     scale: Array
@@ -103,6 +110,12 @@ class Gamma(Distribution):
     """The gamma distribution, given by ``mean`` and ``concentration`` (the shape k).
 
     The variance is mean^2 / k.
+
+    Example:
+      >>> import jax.numpy as jnp, jboost as jb
+      >>> found = jb.distributions.Gamma(jnp.array(6.0), jnp.array(4.0))
+      >>> float(found.mean), float(found.variance)
+      (6.0, 9.0)
     """
 
     mean: Array
@@ -153,7 +166,14 @@ class Gamma(Distribution):
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Weibull(Distribution):
-    """The Weibull distribution: P(Y > y) = exp(-(y / scale)^concentration)."""
+    """The Weibull distribution: P(Y > y) = exp(-(y / scale)^concentration).
+
+    Example:
+      >>> import jax.numpy as jnp, jboost as jb
+      >>> found = jb.distributions.Weibull(jnp.array(2.0), jnp.array(1.0))
+      >>> float(found.mean), float(found.cdf(0.0))
+      (2.0, 0.0)
+    """
 
     scale: Array
     concentration: Array
@@ -235,6 +255,12 @@ class Beta(Distribution):
 
     Its usual parameters are m c and (1 - m) c; the variance is m (1 - m) / (1 + c).
     ``logit`` is that of the mean: above 17, float32 cannot tell the mean from 1.
+
+    Example:
+      >>> import jax.numpy as jnp, jboost as jb
+      >>> found = jb.distributions.Beta(jnp.array(0.0), jnp.array(2.0))
+      >>> float(found.mean), round(float(found.cdf(0.25)), 4)
+      (0.5, 0.25)
     """
 
     logit: Array

@@ -28,7 +28,14 @@ _FARTHEST = 1e18  # in units of the scale, or of the scale times sqrt(df)
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Normal(Distribution):
-    """The normal distribution: mean ``loc``, standard deviation ``scale``."""
+    """The normal distribution: mean ``loc``, standard deviation ``scale``.
+
+    Example:
+      >>> import jax.numpy as jnp, jboost as jb
+      >>> found = jb.distributions.Normal(jnp.array(1.0), jnp.array(2.0))
+      >>> float(found.cdf(1.0)), float(found.variance)
+      (0.5, 4.0)
+    """
 
     loc: Array
     scale: Array
@@ -70,7 +77,14 @@ class Normal(Distribution):
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Laplace(Distribution):
-    """The Laplace distribution: median ``loc``, mean absolute deviation ``scale``."""
+    """The Laplace distribution: median ``loc``, mean absolute deviation ``scale``.
+
+    Example:
+      >>> import jax.numpy as jnp, jboost as jb
+      >>> found = jb.distributions.Laplace(jnp.array(1.0), jnp.array(2.0))
+      >>> float(found.icdf(0.5)), float(found.variance)
+      (1.0, 8.0)
+    """
 
     loc: Array
     scale: Array
@@ -118,7 +132,14 @@ class Laplace(Distribution):
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class StudentT(Distribution):
-    """Student's t: center ``loc``, ``scale`` and degrees of freedom ``df``."""
+    """Student's t: center ``loc``, ``scale`` and degrees of freedom ``df``.
+
+    Example:
+      >>> import jax.numpy as jnp, jboost as jb
+      >>> found = jb.distributions.StudentT(*jnp.array([1.0, 2.0, 4.0]))
+      >>> float(found.mean), float(found.variance)
+      (1.0, 8.0)
+    """
 
     loc: Array
     scale: Array
@@ -266,7 +287,15 @@ _LARGEST_LOGIT = 20.0  # no weight of a component is 0
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class NormalMixture(Distribution):
-    """A mixture of M normal distributions; the last axis of its fields has length M."""
+    """A mixture of M normal distributions; the last axis of its fields has length M.
+
+    Example:
+      >>> import jax.numpy as jnp, jboost as jb
+      >>> locs, weights = jnp.array([0.0, 4.0]), jnp.array([0.75, 0.25])
+      >>> found = jb.distributions.NormalMixture(locs, jnp.ones(2), weights)
+      >>> float(found.mean), float(found.variance)
+      (1.0, 4.0)
+    """
 
     locs: Array
     scales: Array

@@ -45,6 +45,14 @@ class PartialDependence(NamedTuple):
       individual: the same for each row, [N, G] or [N, G, H]. None if not requested.
       counts: the weight of the rows at each value of the grid for each categorical
         feature; None for a numeric feature.
+
+    Example:
+      >>> import numpy as np, jboost as jb
+      >>> x = np.random.default_rng(0).normal(size=(300, 2))
+      >>> model, _ = jb.fit(x, np.abs(x[:, 0]), num_rounds=30)
+      >>> found = jb.partial_dependence(model, x, 0, grid=[-1.0, 0.0, 1.0])
+      >>> found.names, found.grid[0].tolist(), found.average.shape
+      (('0',), [-1.0, 0.0, 1.0], (3,))
     """
 
     names: tuple[str, ...]

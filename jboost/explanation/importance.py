@@ -56,6 +56,14 @@ class Importance(NamedTuple):
       names: the names of the features; indices as strings if no names are known.
       values: the importance of each feature.
       deviations: standard deviations over repeats, for permutation importance.
+
+    Example:
+      >>> import numpy as np, jboost as jb
+      >>> x = np.random.default_rng(0).normal(size=(200, 3))
+      >>> model, _ = jb.fit(x, 3 * x[:, 1] + x[:, 2], num_rounds=20)
+      >>> found = jb.feature_importance(model)
+      >>> found.names[np.argmax(found.values)], found.deviations
+      ('1', None)
     """
 
     names: tuple[str, ...]

@@ -462,6 +462,14 @@ class ShapValues(NamedTuple):
       values: [N, F], or [N, F, K] for K > 1 scores per row.
       base: the mean score of the training rows, computed from the cover of the leaves;
         with an offset, one for each row, [N] or [N, K].
+
+    Example:
+      >>> import numpy as np, jboost as jb
+      >>> x = np.random.default_rng(0).normal(size=(200, 3))
+      >>> model, _ = jb.fit(x, x[:, 0] * x[:, 1], num_rounds=20)
+      >>> found = jb.shap_values(model, x)
+      >>> found.values.shape, found.base.shape
+      ((200, 3), ())
     """
 
     values: Float[Array, "N F *K"]

@@ -37,6 +37,12 @@ class Adaptive(NamedTuple):
       loss: the loss of a row, or of a group of rows, at given parameters.
       estimate: the function that estimates the parameters.
       report: the parameters that reported losses use.
+
+    Example:
+      >>> import jboost as jb
+      >>> loss = jb.losses.make_adaptive_huber()
+      >>> isinstance(loss, jb.losses.Adaptive), loss.estimate is not None
+      (True, True)
     """
 
     loss: Callable[..., Any]
@@ -175,6 +181,12 @@ class Variances(NamedTuple):
     Attributes:
       residual: the variance s^2 of a row around the intercept of its group.
       intercept: the variance t^2 of the intercepts.
+
+    Example:
+      >>> import jboost as jb
+      >>> variances = jb.losses.Variances(residual=4.0, intercept=1.0)
+      >>> variances.intercept / (variances.intercept + variances.residual)
+      0.2
     """
 
     residual: Float[Array, ""]

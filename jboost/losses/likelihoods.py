@@ -39,7 +39,14 @@ _NAMED = {"_Real": (-np.inf, np.inf), "_Boolean": (0, 1)}  # supports of NumPyro
 
 @dataclass(frozen=True)
 class Likelihood:
-    """The loss -log p(target) of a distribution; see :func:`likelihood`."""
+    """The loss -log p(target) of a distribution; see :func:`likelihood`.
+
+    Example:
+      >>> import jboost as jb
+      >>> loss = jb.losses.likelihood(jb.distributions.Normal)
+      >>> isinstance(loss, jb.losses.Likelihood)
+      True
+    """
 
     make_distribution: Callable[..., Any]
 

@@ -97,7 +97,13 @@ def error(scores, targets, weights, inverse_link):
 
 
 def second_class(score: Float[ArrayLike, ""]) -> Any:
-    """Returns 1 where the score is positive, the second of two classes, else 0."""
+    """Returns 1 where the score is positive, the second of two classes, else 0.
+
+    Example:
+      >>> import jboost as jb
+      >>> float(jb.metrics.second_class(0.3))
+      1.0
+    """
     return jnp.where(jnp.asarray(score) > 0, np.float32(1), np.float32(0))
 
 

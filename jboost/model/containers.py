@@ -69,6 +69,14 @@ class FileError(ValueError):
 
     Raised by :func:`jboost.load`, :func:`jboost.interchange.read_xgboost` and
     :func:`jboost.interchange.read_lightgbm`.
+
+    Example:
+      >>> import io, jboost as jb
+      >>> try:
+      ...     jb.load(io.BytesIO(b"no model"))
+      ... except jb.FileError as error:
+      ...     print(str(error).partition(":")[0])
+      'the file' is not a file of jboost
     """
 
 

@@ -95,6 +95,13 @@ class Model:
 
     Attributes:
       single_tree: whether the model is one tree without rounds and initial score.
+
+    Example:
+      >>> import numpy as np, jboost as jb
+      >>> x = np.arange(4.0)[:, None]
+      >>> tree = jb.cart.fit_tree(x, x[:, 0])
+      >>> isinstance(tree, jb.model.Model), tree.single_tree
+      (True, True)
     """
 
     single_tree: ClassVar[bool] = False
@@ -120,6 +127,15 @@ class Links:
         have higher indices than their parent. A leaf is its own left child, so that
         rows stay in it.
       max_depth: number of splits on the longest path.
+
+    Example:
+      >>> from sklearn.ensemble import RandomForestRegressor
+      >>> import numpy as np, jboost as jb
+      >>> x = np.arange(16.0)[:, None]
+      >>> forest = RandomForestRegressor(1, bootstrap=False).fit(x, 4 ** x[:, 0])
+      >>> links = jb.interchange.read_sklearn(forest).links
+      >>> links.left_child.shape, links.max_depth
+      ((1, 1, 31), 15)
     """
 
     left_child: Int32[Array, "R S I"]
@@ -167,6 +183,13 @@ class Ensemble(Model):
         constant.
       ranges: the least and greatest value of each feature in these terms; values beyond
         are clipped. None if leaves are constant.
+
+    Example:
+      >>> import numpy as np, jboost as jb
+      >>> x = np.arange(8.0)[:, None]
+      >>> model, _ = jb.fit(x, x[:, 0], num_rounds=3, max_depth=2)
+      >>> model.feature.shape, model.leaf_value.shape, float(model.init_score)
+      ((3, 1, 3), (3, 1, 4), 3.5)
     """
 
     feature: Int32[Array, "R S I"]

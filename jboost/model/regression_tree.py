@@ -56,6 +56,13 @@ class RegressionTree(Model):
       feature_names: the names of the columns; None if they are unknown.
       max_depth: the number of splits on the longest path; 0 if the root is a leaf.
         Computed from ``left``.
+
+    Example:
+      >>> import numpy as np, jboost as jb
+      >>> x, y = np.arange(4.0)[:, None], np.array([0.0, 1.0, 5.0, 5.0])
+      >>> tree = jb.cart.fit_tree(x, y)
+      >>> tree.left.tolist(), tree.value.tolist()
+      ([1, 3, -1, -1, -1], [2.75, 0.5, 5.0, 0.0, 1.0])
     """
 
     single_tree: ClassVar[bool] = True

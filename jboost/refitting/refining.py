@@ -143,6 +143,15 @@ class Refinement:
         the given ones.
       parameters: the parameters of the loss that go with the returned values; () if
         there are none.
+
+    Example:
+      >>> import numpy as np, jboost as jb
+      >>> x = np.random.default_rng(0).normal(size=(600, 3))
+      >>> y = x[:, 0] + x[:, 1] ** 2
+      >>> model, _ = jb.fit(x[:400], y[:400], num_rounds=10)
+      >>> _, curves = jb.refine(model, x[:400], y[:400], validation=(x[400:], y[400:]))
+      >>> len(curves.train_loss) == len(curves.validation_loss) > curves.best_epoch
+      True
     """
 
     train_loss: np.ndarray

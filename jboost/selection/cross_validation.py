@@ -57,6 +57,14 @@ class CrossValidation:
         leading axis of folds; () for other losses.
       by: the criterion that compares rounds: ("loss", "min"), or the name of a metric
         and "min" or "max".
+
+    Example:
+      >>> import numpy as np, jboost as jb
+      >>> x = np.random.default_rng(0).normal(size=(200, 3))
+      >>> y = x[:, 0] + x[:, 1] ** 2
+      >>> found = jb.cross_validate(x, y, folds=4, num_rounds=8, max_depth=3)
+      >>> found.by.name, found.mean.shape, found.held_out.shape
+      ('loss', (8,), (4, 200))
     """
 
     train_loss: Float[np.ndarray, "folds R"]
@@ -244,6 +252,17 @@ class Sweep:
       best: index of the point with the best mean, the first of equal ones.
       held_out: the rows that each fold held out.
       by: the criterion that compares points and rounds; see :class:`CrossValidation`.
+
+    Example:
+      >>> import numpy as np, jboost as jb
+      >>> x = np.random.default_rng(0).normal(size=(200, 3))
+      >>> y = x[:, 0] + x[:, 1] ** 2
+      >>> points = dict(learning_rate=[0.01, 0.3], l2=[0.1, 10.0])
+      >>> found = jb.sweep(
+      ...     x, y, jb.losses.squared_error, points, folds=4, num_rounds=8, max_depth=3
+      ... )
+      >>> found.mean.shape, int(found.best_rounds[0])
+      ((4, 8), 7)
     """
 
     points: tuple[dict[str, Any], ...]

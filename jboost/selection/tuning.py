@@ -372,6 +372,14 @@ class Tuned:
       outer: the criterion of tuned models on the rows of each outer fold, which no part
         of their search has seen; None without ``outer_folds``.
       interrupted: whether ctrl-C ended the search.
+
+    Example:
+      >>> import numpy as np, jboost as jb
+      >>> x = np.random.default_rng(0).normal(size=(200, 3))
+      >>> y = x[:, 0] + x[:, 1] ** 2
+      >>> _, tuned = jb.tune(x, y, trials=2, folds=2, ensemble=1, num_rounds=16)
+      >>> len(tuned.points), len(tuned.curves), tuned.by.name
+      (2, 2, 'loss')
     """
 
     points: tuple[dict[str, Any], ...]

@@ -76,6 +76,13 @@ class QuantileSketch(NamedTuple):
       levels: the levels of each feature.
       pending: batches that are not summarized yet, because sorting many rows at once is
         cheaper.
+
+    Example:
+      >>> import numpy as np, jboost as jb
+      >>> from jboost import sketches
+      >>> sketch = sketches.update_sketch(sketches.make_sketch(2), np.zeros((5, 2)))
+      >>> sketch.num_features, sketch.missing.tolist()
+      (2, [0.0, 0.0])
     """
 
     eps: float

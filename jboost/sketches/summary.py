@@ -36,6 +36,12 @@ class QuantileSummary(NamedTuple):
       weight: lower bound of the total weight of the rows with this value.
       rmin: lower bound of the total weight of all smaller values.
       rmax: upper bound of the total weight of all values up to this one.
+
+    Example:
+      >>> from jboost import sketches
+      >>> summary = sketches.make_summary([1.0, 2.0, 2.0])
+      >>> summary.value.tolist(), summary.rmin.tolist(), summary.rmax.tolist()
+      ([1.0, 2.0], [0.0, 1.0], [1.0, 3.0])
     """
 
     value: Float[np.ndarray, " n"]

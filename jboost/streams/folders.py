@@ -106,7 +106,19 @@ _existing: "weakref.WeakSet[Folders]" = weakref.WeakSet()
 
 
 class BlockError(SourceError):
-    """A file of blocks could not be written, or is damaged or gone."""
+    """A file of blocks could not be written, or is damaged or gone.
+
+    Example:
+      >>> import numpy as np, jboost as jb
+      >>> x = np.random.default_rng(0).normal(size=(400, 3))
+      >>> batches = jb.streams.array_batches(x, x[:, 0])
+      >>> rows = jb.stream(batches, memory="64 MiB", directories=["/dev/null"])
+      >>> try:
+      ...     jb.fit(rows, num_rounds=1)
+      ... except jb.streams.BlockError as error:
+      ...     print(str(error).partition(":")[0])
+      no folder for blocks could be made in '/dev/null'
+    """
 
 
 class Folders:

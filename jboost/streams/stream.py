@@ -211,6 +211,14 @@ class Stream(RowSource):
       plan: the bytes that are used, by purpose; known before the first round, when
         ``fit(progress=True)`` prints it.
       source: a function that returns an iterator of batches.
+
+    Example:
+      >>> import numpy as np, jboost as jb
+      >>> x = np.random.default_rng(0).normal(size=(400, 3))
+      >>> batches = jb.streams.array_batches(x, x[:, 0], batch_rows=100)
+      >>> rows = jb.stream(batches, memory="64 MiB")
+      >>> rows.memory
+      67108864
     """
 
     def __init__(self, source, memory, directories, bins, block_rows):

@@ -20,7 +20,15 @@ Outcome = Literal["event", "censoring"]
 
 
 class SurvivalCurve(NamedTuple):
-    """Holds a step function that falls from 1."""
+    """Holds a step function that falls from 1.
+
+    Example:
+      >>> import jboost as jb
+      >>> targets = dict(time=[1.0, 2.0, 3.0], event=[1, 0, 1])
+      >>> curve = jb.survival.kaplan_meier(targets)
+      >>> curve.times.tolist()
+      [1.0, 2.0, 3.0]
+    """
 
     times: Float[Array, " N"]  # increasing, maybe repeated
     probabilities: Float[Array, " N"]  # at the last of equal times, and until the next

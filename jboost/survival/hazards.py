@@ -77,6 +77,13 @@ class BaselineHazard:
       log_hazards: [T] or [S, T], the logarithm of the cumulative hazard at each of them
         and until the next, which float32 can hold at all scores.
       groups: the S strata; None without strata.
+
+    Example:
+      >>> import jboost as jb
+      >>> targets = dict(time=[1.0, 2.0, 3.0], event=[1, 0, 1])
+      >>> found = jb.survival.baseline_hazard([0.0, 0.0, 0.0], targets)
+      >>> found.times.tolist(), [round(h, 4) for h in found.log_hazards.tolist()]
+      ([1.0, 3.0], [-1.0986, 0.2877])
     """
 
     times: Float[Array, "*S T"]

@@ -60,6 +60,13 @@ class History:
         See :func:`jboost.losses.adaptive`.
       by: the criterion that rounds are compared by: ("loss", "min"), or a metric's name
         and "min" or "max".
+
+    Example:
+      >>> import numpy as np, jboost as jb
+      >>> x = np.random.default_rng(0).normal(size=(200, 3))
+      >>> _, history = jb.fit(x, x[:, 0], num_rounds=5)
+      >>> history.train_loss.shape, history.best_round, history.choices["subsample"]
+      ((5,), 4, 0.7)
     """
 
     train_loss: np.ndarray
@@ -169,6 +176,18 @@ class TrainingError(RuntimeError):
       round: the round at the time of the error, from 0.
       model: the ensemble of the rounds that were finished.
       history: the history of those rounds.
+
+    Example:
+      >>> import numpy as np, jboost as jb
+      >>> x = np.random.default_rng(0).normal(size=(200, 3))
+      >>> def stop(number, history, model):
+      ...     if number == 2:
+      ...         raise RuntimeError("disk full")
+      >>> try:
+      ...     jb.fit(x, x[:, 0], num_rounds=5, callbacks=stop)
+      ... except jb.TrainingError as error:
+      ...     print(error.round, error.model.num_rounds)
+      2 3
     """
 
     round: int

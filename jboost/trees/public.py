@@ -171,6 +171,14 @@ class Histogram(NamedTuple):
       sums: integers, so that they do not depend on the order of the rows.
       unit: value of one integer of gradient and of one integer of curvature.
       num_rows: number of rows summed.
+
+    Example:
+      >>> import jax.numpy as jnp, jboost as jb
+      >>> x = jnp.array([[1.0], [2.0], [1.0]])
+      >>> codes = jb.apply_bins(jb.fit_bins(x), x)
+      >>> histogram = jb.parts.build_histogram(codes, jnp.array([5.0, 7.0, 9.0]))
+      >>> histogram.counts[0, 0, :3].tolist(), int(histogram.num_rows)
+      ([0, 2, 1], 3)
     """
 
     sums: Int32[Array, "M F B 3"]

@@ -46,6 +46,15 @@ class Split(NamedTuple):
         if leaf values are limited.
       left_codes, absent_codes: bits of the categories that go left, and of those
         without a row in the node, if there are categorical features.
+
+    Example:
+      >>> import jax.numpy as jnp, jboost as jb
+      >>> x = jnp.array([[1.0], [1.0], [2.0], [2.0]])
+      >>> codes = jb.apply_bins(jb.fit_bins(x), x)
+      >>> gradient = jnp.array([-3.0, -3.0, 3.0, 3.0])
+      >>> split = jb.parts.find_split(jb.parts.build_histogram(codes, gradient), l2=0.0)
+      >>> split.found.tolist(), split.feature.tolist(), split.gain.tolist()
+      ([True], [0], [18.0])
     """
 
     feature: Int32[Array, "*M"]

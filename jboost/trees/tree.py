@@ -26,6 +26,14 @@ class LeafSums(NamedTuple):
       gradient, curvature: weighted sums, in the loss's units.
       weight: sum of the row weights.
       l2: number added to a node's curvature in a gain.
+
+    Example:
+      >>> import jax.numpy as jnp, jboost as jb
+      >>> x, y = jnp.arange(4.0)[:, None], jnp.array([1.0, 1.0, 5.0, 7.0])
+      >>> codes = jb.apply_bins(jb.fit_bins(x), x)
+      >>> tree, _ = jb.parts.grow_tree(codes, -y, max_depth=1, l2=0.0)
+      >>> tree.sums.gradient.tolist(), tree.sums.weight.tolist()
+      ([-2.0, -12.0], [2.0, 2.0])
     """
 
     gradient: Float[Array, "*T L"]
@@ -49,6 +57,13 @@ class Slopes(NamedTuple):
       feature: index of the feature of each term; -1 for no term.
       slope: change of the score per unit of x, including the learning rate.
       center: mean of x in the training rows of the leaf, weighted by curvature.
+
+    Example:
+      >>> import numpy as np, jboost as jb
+      >>> x = np.linspace(0, 1, 400)[:, None]
+      >>> model, _ = jb.fit(x, x[:, 0], num_rounds=1, max_depth=1, learning_rate=1.0)
+      >>> model.slopes.slope.shape
+      (1, 1, 2, 1)
     """
 
     feature: Int32[Array, "*T L P"]
@@ -77,6 +92,14 @@ class Tree(NamedTuple):
       left_codes: bit c % 32 of word c // 32 is 1 if code c goes left in a split by
         categories; None if no feature holds categories.
       slopes: the linear terms of the leaves; None if leaves are constant.
+
+    Example:
+      >>> import jax.numpy as jnp, jboost as jb
+      >>> x, y = jnp.arange(4.0)[:, None], jnp.array([1.0, 1.0, 5.0, 7.0])
+      >>> codes = jb.apply_bins(jb.fit_bins(x), x)
+      >>> tree, _ = jb.parts.grow_tree(codes, -y, max_depth=1, l2=0.0)
+      >>> tree.feature.tolist(), tree.threshold.tolist(), tree.leaf_value.tolist()
+      ([0], [2], [1.0, 6.0])
     """
 
     feature: Int32[Array, "*T I"]  # I = 2^max_depth - 1
@@ -104,6 +127,16 @@ class BoostedTrees(NamedTuple):
     Attributes:
       trees: a :class:`jboost.parts.Tree` of arrays with axes [R, K] in front.
       init_score: [] for one score, else [K].
+
+    Example:
+      >>> import jax, numpy as np, jboost as jb
+      >>> x = np.arange(8.0)[:, None]
+      >>> codes = jb.apply_bins(jb.fit_bins(x), x)
+      >>> trees, _ = jb.boost(
+      ...     codes, x[:, 0], jb.losses.squared_error, jax.random.key(0), num_rounds=2
+      ... )
+      >>> trees.trees.leaf_value.shape, float(trees.init_score)
+      ((2, 1, 64), 3.5)
     """
 
     trees: Tree
