@@ -45,6 +45,9 @@ install()  # before jboost is imported
 elsewhere.install(os.environ.get("JBOOST_TEST_PLATFORM") == elsewhere.NAME)
 
 from jboost.boosting import settings  # noqa: E402
+from jboost.entry import programs  # noqa: E402
+
+programs.MOST_PROGRAMS = 128  # tests share more than users do
 
 
 @pytest.fixture

@@ -28,7 +28,7 @@ import jboost as jb
 from jboost.sklearn import JBoostClassifier, JBoostRanker, JBoostRegressor
 
 L = jb.losses
-ROWS, ROUNDS, DEPTH, DEVICES = 200, 3, 3, 3
+ROWS, ROUNDS, DEPTH, DEVICES = 200, 3, 2, 3
 RNG = np.random.default_rng(0)
 # Few distinct values, so that parts of the rows have the thresholds of all.
 X = np.clip(np.round(2 * RNG.normal(size=(ROWS, 3))), -3, 3).astype(np.float32)
@@ -67,12 +67,13 @@ def own_scores(scores, target):
 
 
 SAMPLED = dict(subsample=0.7, colsample_bytree=0.7, colsample_bynode=0.7, seed=3)
-LIMITED = dict(monotone={0: 1}, interactions=[[0, 1], [2]], max_leaves=5, l1=0.1)
+LIMITED = dict(monotone={0: 1}, interactions=[[0, 1], [2]], max_leaves=3, l1=0.1)
 HELD = dict(x=HOLES, sample_weight=WEIGHTS)
-# Features of growth share cases of squared error, which compiles fast.
+# Features of growth, and deeper trees, share cases of squared error, which compiles
+# fast.
 MANY = dict(
     sample_weight=WEIGHTS, offset=OFFSET, rows_per_threshold=20, parent_rows=3.0,
-    learning_rate=lambda number: 0.5 / (1 + number), **SAMPLED,
+    learning_rate=lambda number: 0.5 / (1 + number), max_depth=3, **SAMPLED,
 )  # fmt: skip
 # {name: (features beside the loss, arguments of fit)}.
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -461,17 +462,23 @@ def _widen(model):
 
 @cache
 def choose_cells() -> list[tuple[str, str]]:
-    """Returns few cells (case, route) in which every feature meets every route."""
+    """Returns few cells (case, route) in which every feature meets every route.
+
+    The cells of a case follow each other, since the package keeps few programs.
+    """
     chosen = [*MORE]
     features = set().union(*map(find_features, CASES))
     for route in ROUTES:
         left = set().union(*(find_compared(case, route) for case in CASES)) & features
+        left = left.difference(
+            *(find_compared(*cell) for cell in MORE if cell[1] == route)
+        )
         while left:
             new = {case: len(find_compared(case, route) & left) for case in CASES}
             case = max(CASES, key=new.__getitem__)
             chosen.append((case, route))
             left -= find_compared(case, route)
-    return chosen
+    return sorted(chosen, key=lambda cell: [*CASES].index(cell[0]))
 
 
 if __name__ == "__main__":

@@ -60,7 +60,7 @@ def test_an_interrupted_run_ends_as_if_it_had_not_been(name, tmp_path):
 
 def make_more_runs():
     """Arguments of ``fit`` by name: what else scores may depend on."""
-    start = dict(x=X, y=Y, max_depth=3, num_rounds=6)
+    start = dict(x=X, y=Y, max_depth=2, num_rounds=6)
     weights = np.linspace(0, 2, len(Y))
     holes = np.where(np.abs(X) < 0.5, np.nan, X)
     stored = scipy.sparse.csr_matrix(np.where(np.abs(X) < 0.5, 0, X))
@@ -92,7 +92,7 @@ def test_scores_are_computed_as_training_did(name, tmp_path):
 
 def test_the_file_does_not_grow_with_the_rows(tmp_path):
     sizes = []
-    for number in (1, 5):
+    for number in (1, 4):
         path = tmp_path / f"{number}"
         x, y = np.tile(X[:50], (number, 1)), np.tile(Y[:50], number)
         jb.fit(x, y, validation=(x, y), checkpoint=path, **SMALL)

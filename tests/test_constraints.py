@@ -198,7 +198,7 @@ def slopes(model, x, feature):
 
 
 MODELS = {
-    "squared": (jb.losses.squared_error, dict(max_depth=6, min_child_weight=0.0)),
+    "squared": (jb.losses.squared_error, dict(max_depth=4, min_child_weight=0.0)),
     "medians": (
         jb.losses.absolute_error,
         dict(curvature="unit", min_child_samples=3, max_depth=3),

@@ -37,7 +37,7 @@ def test_rounds_in_two_parts_are_the_rounds(name):
 
 def test_plain_xla_keeps_every_bit():
     """Without kernels, too: in two parts, beside them, and in scores that are sums."""
-    run = dict(x=X, y=Y, max_depth=3, implementation="xla")
+    run = dict(x=X, y=Y, max_depth=2, implementation="xla")
     whole, _ = jb.fit(**run, num_rounds=8)
     first, _ = jb.fit(**run, num_rounds=5)
     same_bits(jb.fit(**run, num_rounds=3, model=first)[0], whole)
@@ -192,9 +192,9 @@ def test_joined_models_keep_linear_leaves(kinds, terms):
 
 def test_training_goes_on_from_linear_leaves():
     model = add_slopes(grown(3, score=1.0))
-    run = dict(linear_leaves=False, implementation="xla", **SMALL)
+    run = dict(linear_leaves=False, **SMALL)
     both, history = jb.fit(X, Y, model=model, **run)
-    scores = jb.predict(both, X, implementation="xla")
+    scores = jb.predict(both, X)
     loss = np.mean(np.square(np.asarray(scores) - Y))
     np.testing.assert_allclose(history.train_loss[-1], loss, rtol=1e-5)
     assert both.slopes.feature.shape[:1] == (10,)

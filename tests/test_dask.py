@@ -15,6 +15,7 @@ import scipy.sparse
 
 import jboost as jb
 
+SHORT = dict(num_rounds=3, max_depth=2)
 pytestmark = pytest.mark.filterwarnings("ignore")  # those of Dask itself
 da = pytest.importorskip("dask.array")
 dd = pytest.importorskip("dask.dataframe")
@@ -53,13 +54,13 @@ def table():
 @pytest.fixture(scope="module")
 def model(table):
     x, y, weights = table
-    return jb.fit(x, y, jb.losses.huber, sample_weight=weights, num_rounds=3)[0]
+    return jb.fit(x, y, jb.losses.huber, sample_weight=weights, **SHORT)[0]
 
 
 def test_training_on_a_cluster_is_that_of_one_process(client, table, model):
     """The second call has the processes of the first one."""
     x, y, weights = (dd.from_pandas(each, npartitions=3) for each in table)
-    settings = dict(sample_weight=weights, num_rounds=3)
+    settings = dict(sample_weight=weights, **SHORT)
     seen = []
     for _ in range(2):
         with pytest.warns(UserWarning, match="of 600 rows move between workers"):
@@ -99,7 +100,7 @@ def test_arrays_are_predicted_by_block(num_scores):
     x = rng.normal(size=(90, 4)).astype(np.float32)
     y = rng.integers(0, 3, 90)
     loss = jb.losses.softmax if num_scores == 3 else jb.losses.squared_error
-    model, _ = jb.fit(x, y, loss, num_scores=num_scores, num_rounds=2)
+    model, _ = jb.fit(x, y, loss, num_scores=num_scores, **SHORT)
     blocks = da.from_array(x, chunks=(40, 2))
     found = jb.dask.predict(model, blocks)
     expected = jb.predict(model, x)

@@ -2,6 +2,7 @@
 """Partial dependence against a loop over grid and rows, scikit-learn, and its laws."""
 
 from dataclasses import replace
+from functools import cache
 
 import jax
 import jax.numpy as jnp
@@ -17,8 +18,16 @@ from jboost.tables.categories import Categories
 
 X, Y = make_regression()
 WEIGHTS = np.random.default_rng(1).integers(0, 3, ROWS).astype(np.float32)
-MODEL, _ = jb.fit(X, Y, **SMALL)
-BOTH = jb.partial_dependence(MODEL, X, 1, grid=7, kind="both")
+
+
+@cache
+def train():
+    return jb.fit(X, Y, **SMALL)[0]
+
+
+@cache
+def find_both():
+    return jb.partial_dependence(train(), X, 1, grid=7, kind="both")
 
 
 class Duck(RegressorMixin, BaseEstimator):
@@ -29,7 +38,7 @@ class Duck(RegressorMixin, BaseEstimator):
         return self
 
     def predict(self, x):
-        return np.asarray(jb.predict(MODEL, x))
+        return np.asarray(jb.predict(train(), x))
 
 
 def loop(model, x, places, grid):
@@ -54,7 +63,7 @@ def test_averages_are_those_of_scikit_learn(features):
     )
     grid = [values.astype(np.float32) for values in expected["grid_values"]]
     given = grid if len(places) > 1 else grid[0]
-    found = jb.partial_dependence(MODEL, X, features, grid=given)
+    found = jb.partial_dependence(train(), X, features, grid=given)
     assert found.individual is None
     np.testing.assert_allclose(found.average, expected["average"][0], rtol=1e-6)
     for values, own in zip(grid, found.grid, strict=True):
@@ -62,22 +71,24 @@ def test_averages_are_those_of_scikit_learn(features):
 
 
 def test_individual_curves_are_predictions():
-    np.testing.assert_array_equal(BOTH.individual, loop(MODEL, X, [1], BOTH.grid))
-    np.testing.assert_allclose(BOTH.average, BOTH.individual.mean(0), rtol=1e-6)
+    both = find_both()
+    np.testing.assert_array_equal(both.individual, loop(train(), X, [1], both.grid))
+    np.testing.assert_allclose(both.average, both.individual.mean(0), rtol=1e-6)
     np.testing.assert_array_equal(
-        BOTH.centred, BOTH.individual - BOTH.individual[:, :1]
+        both.centred, both.individual - both.individual[:, :1]
     )
-    two = jb.partial_dependence(MODEL, X, (0, 1), grid=3, kind="individual")
+    two = jb.partial_dependence(train(), X, (0, 1), grid=3, kind="individual")
     assert two.average is None
-    np.testing.assert_array_equal(two.individual, loop(MODEL, X, [0, 1], two.grid))
+    np.testing.assert_array_equal(two.individual, loop(train(), X, [0, 1], two.grid))
     assert not two.centred[:, 0, 0].any() and two.centred.any()
 
 
 def test_blocks_of_points_change_nothing(monkeypatch):
+    both = find_both()
     monkeypatch.setattr("jboost.explanation.dependence._BLOCK_CELLS", 3 * X.size)
-    found = jb.partial_dependence(MODEL, X, 1, grid=7, kind="both")
-    np.testing.assert_array_equal(found.individual, BOTH.individual)
-    np.testing.assert_array_equal(found.average, BOTH.average)
+    found = jb.partial_dependence(train(), X, 1, grid=7, kind="both")
+    np.testing.assert_array_equal(found.individual, both.individual)
+    np.testing.assert_array_equal(found.average, both.average)
 
 
 def test_several_scores_links_and_offsets():
@@ -99,8 +110,8 @@ def test_several_scores_links_and_offsets():
 def test_a_weight_counts_rows():
     """In averages and in the grid."""
     rows = np.repeat(np.arange(ROWS), WEIGHTS.astype(int))
-    repeated = jb.partial_dependence(MODEL, X[rows], 0, grid=9)
-    weighted = jb.partial_dependence(MODEL, X, 0, grid=9, sample_weight=WEIGHTS)
+    repeated = jb.partial_dependence(train(), X[rows], 0, grid=9)
+    weighted = jb.partial_dependence(train(), X, 0, grid=9, sample_weight=WEIGHTS)
     np.testing.assert_array_equal(weighted.grid[0], repeated.grid[0])
     np.testing.assert_allclose(weighted.average, repeated.average, rtol=1e-6)
 
@@ -108,14 +119,14 @@ def test_a_weight_counts_rows():
 def test_the_grid_is_of_quantiles_or_of_all_values():
     column = np.arange(1, 101, dtype=np.float32)
     x = np.stack([column, column % 4, np.where(column > 3, np.nan, column)], axis=1)
-    grid = lambda feature: jb.partial_dependence(MODEL, x, feature, grid=5).grid[0]  # noqa: E731
+    grid = lambda feature: jb.partial_dependence(train(), x, feature, grid=5).grid[0]  # noqa: E731
     np.testing.assert_array_equal(grid(0), [10, 30, 50, 70, 90])
     np.testing.assert_array_equal(grid(1), [0, 1, 2, 3])
     np.testing.assert_array_equal(grid(2), [1, 2, 3])
-    given = jb.partial_dependence(MODEL, X, 0, grid=[np.nan, 0.5])
+    given = jb.partial_dependence(train(), X, 0, grid=[np.nan, 0.5])
     changed = X.copy()
     changed[:, 0] = np.nan
-    expected = np.mean(jb.predict(MODEL, changed))
+    expected = np.mean(jb.predict(train(), changed))
     np.testing.assert_allclose(given.average[0], expected, rtol=1e-6)
 
 
@@ -162,12 +173,13 @@ def test_categories_are_counted_by_weight():
 
 
 def test_names_and_trees():
+    both = find_both()
     names = ["a", "b", "c"]
     frame = pd.DataFrame(X, columns=names)
     model, _ = jb.fit(frame, Y, **SMALL)
     found = jb.partial_dependence(model, frame, "b", grid=7, kind="both")
-    assert found.names == ("b",) and BOTH.names == ("1",)
-    np.testing.assert_array_equal(found.individual, BOTH.individual)
+    assert found.names == ("b",) and both.names == ("1",)
+    np.testing.assert_array_equal(found.individual, both.individual)
     tree = jb.cart.fit_tree(X, Y, max_depth=3)
     found = jb.partial_dependence(tree, X, 1, grid=7, kind="individual")
     np.testing.assert_array_equal(found.individual, loop(tree, X, [1], found.grid))
@@ -193,6 +205,6 @@ def test_names_and_trees():
     ],
 )
 def test_bad_arguments_are_refused(arguments, error, message):
-    good = dict(model=MODEL, x=X, features=0, grid=3)
+    good = dict(model=train(), x=X, features=0, grid=3)
     with pytest.raises(error, match=message):
         jb.partial_dependence(**{**good, **arguments})

@@ -308,7 +308,7 @@ IMPORTS = """
     import jboost.kernels.histogram_tpu, jboost.plotting
     jb.fit  # imports what training needs
     print(*sorted({"narwhals", "jax.experimental.pallas"} & {*sys.modules}))
-    model, _ = jb.fit([[0.0], [1.0]], [0.0, 1.0], num_rounds=1)
+    model, _ = jb.fit([[0.0], [1.0]], [0.0, 1.0], num_rounds=1, max_depth=1)
     print(*sorted({"matplotlib", "jax.experimental.sparse"} & {*sys.modules}))
     sys.modules["sklearn"] = None
     try:
@@ -338,7 +338,8 @@ IMPORTS = """
     first = os.getpid()
     try:
         if hasattr(os, "fork"):
-            jb.fit([[0.0], [1.0]], [0.0, 1.0], num_rounds=3, callbacks=go_on)
+            given = dict(num_rounds=3, max_depth=1, callbacks=go_on)
+            jb.fit([[0.0], [1.0]], [0.0, 1.0], **given)
     except RuntimeError as error:
         os._exit(7 if os.getpid() != first and "spawn" in str(error) else 8)
 """

@@ -5,11 +5,14 @@ import ast
 import importlib
 import json
 import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
+
+import jboost
 
 FOLDER = Path(__file__).parents[1] / "experiments"
 PARTS = (
@@ -17,6 +20,10 @@ PARTS = (
     "benchmark_timing", "benchmark_worker", "compare_fits", "compare_report",
     "compare_tables", "experiment_tools", "gpu_cases", "gpu_parts", "gpu_peers",
     "gpu_report", "gpu_timing", "gpu_user",
+)  # fmt: skip
+SMALL = dict(
+    max_bins=16, linear_leaves=False, init_score=0.0, curvature="exact",
+    leaf_solver="newton",
 )  # fmt: skip
 SCRIPTS = sorted(p.stem for p in FOLDER.glob("*.py") if p.stem not in PARTS)
 
@@ -103,7 +110,7 @@ def test_libraries_are_compared_and_a_killed_run_loses_one_fit(
     compare = importlib.import_module("compare_libraries")
     tasks = ["squared_error", "categories"]
     command = ["compare_libraries.py", "--tables", tmp_path, "--out", tmp_path / "out"]
-    command += ["--task", *tasks, "--splits", "2", "--threads", "1"]
+    command += ["--task", *tasks, "--splits", "2", "--threads", "1", "--depths", "2"]
     command += ["--libraries", "jboost", "xgboost", "lightgbm", "sklearn"]
     command += ["--rounds", "6", "12"]
     monkeypatch.setattr(sys, "argv", [*map(str, command)])
@@ -139,10 +146,10 @@ def test_libraries_are_compared_and_a_killed_run_loses_one_fit(
         raise RuntimeError(f"{library} is broken")
 
     monkeypatch.setattr(compare, "measure", fail)
-    sys.argv += ["--depths", "2"]
+    sys.argv += ["--depths", "1"]
     with pytest.raises(SystemExit, match="every fit failed"):
         compare.main()
-    sys.argv[-1:] = ["2", "6"]
+    sys.argv[-1:] = ["1", "2"]
     compare.main()  # failures of one depth do not end the other
     assert "FAILED: 16 fits" in capsys.readouterr().out
 
@@ -165,15 +172,13 @@ def test_curves_are_losses_of_whole_models(kind, tmp_path):
     import lightgbm
     import xgboost
 
-    import jboost as jb
-
     fits = importlib.import_module("compare_fits")
     tables = importlib.import_module("compare_tables")
     write_abalone(tmp_path)
     table = "abalone ages" if kind == "softmax" else "abalone"
     parts = tables.split_table(tables.Case("", kind, table), tmp_path, 0)
     train, _, test = parts
-    settings = fits.Settings(rounds=9, threads=1)
+    settings = fits.Settings(rounds=9, threads=1, depth=3)
 
     def read(library):
         curves = fits.measure(library, kind, parts, settings)
@@ -203,9 +208,9 @@ def test_curves_are_losses_of_whole_models(kind, tmp_path):
     check(found, model.predict(test.x, raw_score=True))
 
     found, parameters = read("jboost")
-    loss = getattr(jb.losses, kind)
-    model, _ = jb.fit(train.x, train.target, loss, num_rounds=9, **parameters)
-    check(found, np.asarray(jb.predict(model, test.x)))
+    loss = getattr(jboost.losses, kind)
+    model, _ = jboost.fit(train.x, train.target, loss, num_rounds=9, **parameters)
+    check(found, np.asarray(jboost.predict(model, test.x)))
 
 
 def test_held_out_losses_are_half_the_deviances():
@@ -309,7 +314,11 @@ def test_slopes_above_noise_are_positive_in_every_turn():
 
 def test_shared_trees_are_compared_and_kept(tmp_path, monkeypatch, capsys):
     """Fits that are kept are not repeated; tables of several runs are put together."""
+    import xgboost
+
     script = importlib.import_module("shared_trees")
+    monkeypatch.setattr(script, "DEPTH", 2)
+    monkeypatch.setattr(jboost, "fit", partial(jboost.fit, **SMALL))
     rng = np.random.default_rng(0)
     frame = pd.DataFrame(rng.normal(size=(200, 4)), columns=[*"abcd"])
     frame["kind"] = np.where(frame["a"] > 0, "x", np.where(frame["b"] > 0, "y", "z"))
@@ -318,7 +327,8 @@ def test_shared_trees_are_compared_and_kept(tmp_path, monkeypatch, capsys):
     command += ["--out", tmp_path, "--target"]
     for targets in (["kind"], ["a", "c"]):
         monkeypatch.setattr(sys, "argv", [*map(str, command), *targets])
-        script.main()
+        with xgboost.config_context(nthread=1):
+            script.main()
     assert "over 2 tables" in capsys.readouterr().out
     monkeypatch.setattr(script, "measure", None)
     script.main()
@@ -532,7 +542,7 @@ def test_parts_of_the_gpu_run(part, monkeypatch, tmp_path):
     monkeypatch.setattr(timing, "READINGS", 1)
     task = timing.Task(tmp_path / "figures.json", "cpu", quick=True)
     task.sizes = task.sizes._replace(
-        rows=300, features=8, models=2, model_rows=200, model_rounds=2
+        rows=300, features=8, depth=1, models=2, model_rows=200, model_rounds=2
     )  # fmt: skip
     parts.PARTS[part](task)
     found = json.loads(task.path.read_text())
@@ -543,6 +553,9 @@ def test_parts_of_the_gpu_run(part, monkeypatch, tmp_path):
 def test_tuning_is_compared_with_the_defaults(monkeypatch, tmp_path, capsys):
     for name in ("optuna", "catboost"):  # peers that may not be installed
         monkeypatch.setitem(sys.modules, name, None)
+    for name in ("fit", "tune"):
+        small = partial(getattr(jboost, name), max_depth=2, **SMALL)
+        monkeypatch.setattr(jboost, name, small)
     given = ["tuning.py", "--rows", "250", "--seconds", "0.1", "--out", str(tmp_path)]
     monkeypatch.setattr(sys, "argv", given)
     importlib.import_module("tuning").main()

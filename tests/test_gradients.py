@@ -291,14 +291,14 @@ def test_steps_have_the_derivatives_of_boost():
 
     def whole(rate):
         _, scores = jb.boost(
-            CODES, NOISY, loss, KEY, num_rounds=3, max_depth=DEPTH, learning_rate=rate,
+            CODES, NOISY, loss, KEY, num_rounds=2, max_depth=DEPTH, learning_rate=rate,
             l2=rate,
         )  # fmt: skip
         return jnp.mean(scores**3)
 
     def stepped(rate):
         state = jb.init(CODES, NOISY, loss, KEY)
-        for _ in range(3):
+        for _ in range(2):
             state, _ = jb.boost_step(
                 state, CODES, NOISY, loss, max_depth=DEPTH, learning_rate=rate, l2=rate
             )

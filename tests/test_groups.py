@@ -342,18 +342,22 @@ def test_lambdas_that_jump_keep_their_hessian():
     assert 0 < jnp.max(probe.curvature) < 10
 
 
+@jax.jit
+def solve(matrix, gradient, diagonal, penalty):
+    return solve_jointly(
+        gradient, diagonal, penalty, lambda values: matrix @ values,
+        lambda values: gradient + matrix @ values, STOPPING,
+    )  # fmt: skip
+
+
 @pytest.mark.parametrize("seed", range(2))
 def test_joint_leaves_are_close_to_the_dense_solution(seed):
     rng = np.random.default_rng(seed)
     root, scale = rng.normal(size=(5, 3)), 10.0 ** rng.uniform(-2, 2, 5)
-    matrix = jnp.asarray((root @ root.T + np.eye(5)) * np.outer(scale, scale), "f4")
-    gradient = jnp.asarray(rng.normal(size=5) * scale, "f4")
+    matrix = np.float32((root @ root.T + np.eye(5)) * np.outer(scale, scale))
+    gradient = np.float32(rng.normal(size=5) * scale)
     diagonal, penalty = np.diag(matrix), np.float32(0.01)
-    found = solve_jointly(
-        gradient, jnp.asarray(diagonal), jnp.asarray(penalty),
-        lambda values: matrix @ values, lambda values: gradient + matrix @ values,
-        STOPPING,
-    )  # fmt: skip
+    found = np.asarray(solve(matrix, gradient, diagonal, penalty))
     system = np.asarray(matrix, float) + penalty * np.eye(5)
     expected = -np.linalg.solve(system, gradient)
 
@@ -363,7 +367,7 @@ def test_joint_leaves_are_close_to_the_dense_solution(seed):
     def distance(values):  # half of it is the loss above the least one
         return (values - expected) @ system @ (values - expected)
 
-    assert size(gradient + system @ found) <= 0.1 * size(np.asarray(gradient))
+    assert size(gradient + system @ found) <= 0.1 * size(gradient)
     # One step along the diagonal's direction, as long as is best, is the least to ask.
     direction = -gradient / (diagonal + penalty)
     length = -(gradient @ direction) / (direction @ system @ direction)
@@ -394,8 +398,8 @@ def test_bags_never_divide_a_group():
     ids, _, _, weights = make_rows()
     groups = jax.device_put(make_groups(ids))
     seed = jnp.asarray(WORDS)
-    bag = draw_bag(groups, seed, jnp.asarray(weights), jnp.float32(0.5))
-    chosen = set(ids[np.asarray(bag)].tolist())
+    bag = np.asarray(jax.jit(draw_bag)(groups, seed, weights, np.float32(0.5)))
+    chosen = set(ids[bag].tolist())
     for name in chosen:
         np.testing.assert_array_equal(bag[ids == name], weights[ids == name] > 0)
     assert len(chosen) == 3  # half of six that count

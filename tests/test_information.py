@@ -24,7 +24,7 @@ X = RNG.normal(size=(ROWS, 3)).astype(np.float32)
 NOISE = np.exp(X[:, 2] / 2) * RNG.normal(size=ROWS)
 Y = (X[:, 0] + np.sin(2 * X[:, 1]) + NOISE).astype(np.float32)
 # The start is given: its search is compiled for each loss, and tested elsewhere.
-FEW = dict(num_rounds=4, max_depth=3, num_scores=2, init_score=(0.0, 0.5))
+FEW = dict(num_rounds=4, max_depth=2, num_scores=2, init_score=(0.0, 0.5))
 NORMAL = L.likelihood(D.normal)
 LABELS = np.digitize(Y, [-1, 1]).astype(np.float32)
 POLICIES = ("fisher", "standardized", "natural")
@@ -270,12 +270,14 @@ def test_a_single_score_weights_rows_alike():
 
 def test_units_of_scores_that_compete_do_not_matter():
     """They share one unit of ``l2``, also where rows are weighted score by score."""
+
+    def train(units):
+        loss = L.likelihood(lambda score: Classes(units * score))
+        return jb.fit(X, LABELS, loss, **settings)[0]
+
     units = np.float32([1, 4, 0.5])
     settings = FEW | dict(num_scores=3, init_score=0.0, curvature="standardized")
-    model, other = (
-        jb.fit(X, LABELS, L.likelihood(make), **settings)[0]
-        for make in (Classes, lambda score: Classes(units * score))
-    )
+    model, other = train(np.ones_like(units)), train(units)
     np.testing.assert_array_equal(model.feature, other.feature)
     values = np.asarray(other.leaf_value) * units[:, None]
     np.testing.assert_allclose(values, model.leaf_value, atol=1e-5)

@@ -118,7 +118,7 @@ MODELS = {
     "categories and no rounds": lambda: fit_table(["few", "many"], num_rounds=0),
     "categories and one round": lambda: fit_table(["few", "many"], num_rounds=1),
     "categories and scores": lambda: fit_table(
-        ["few", "many"], loss=squared_distance, num_scores=2, init_score=[1, -1]
+        ["few", "many"], **THREE, share_structure=False
     ),
 }
 

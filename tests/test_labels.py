@@ -22,7 +22,7 @@ from jboost.sklearn import (
 )
 
 X, Y = make_regression()
-START = dict(num_rounds=0)  # columns are compared before trees are
+START = dict(num_rounds=0, init_score=0.0)  # columns are compared before trees are
 DAYS = pd.date_range("2026-01-01", periods=3)
 # {labels: (those of training, then those of tables that have other columns)}.
 LABELS = {
@@ -181,7 +181,7 @@ DAY = datetime.datetime(2026, 1, 1)
     ],
 )  # fmt: skip
 def test_features_are_found_by_label_name_and_index(models, name, feature, index):
-    table, run = label(LABELS[name][0]), dict(num_rounds=1, max_depth=3)
+    table, run = label(LABELS[name][0]), dict(num_rounds=1, max_depth=2)
     for given, plain in (
         (dict(monotone={feature: 1}), dict(monotone={index: 1})),
         (dict(interactions=[[feature]]), dict(interactions=[[index]])),

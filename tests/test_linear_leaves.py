@@ -92,7 +92,7 @@ def test_scores_of_training_are_those_of_the_model(loss):
     for x, target, found in (
         (HOLES, y, history.train_loss), (X[::3], y[::3], history.validation_loss),
     ):  # fmt: skip
-        values = jax.vmap(loss)(jb.predict(model, x), target)
+        values = jax.jit(jax.vmap(loss))(jb.predict(model, x), target)
         assert found[-1] == pytest.approx(float(np.mean(values)), rel=1e-5)
 
 
@@ -107,14 +107,9 @@ def test_they_fit_a_smooth_function_better():
     assert linear < 0.5 * constant
 
 
-def test_bits_do_not_depend_on_kernels_threads_and_copies():
-    call = dict(sample_weight=WEIGHTS)
-    expected, _ = fit(HOLES, **call)
-    same_bits(fit(HOLES, implementation="xla", **call)[0], expected)
-    few, call = (
-        slice(300),
-        dict(subsample=1.0, rows_per_threshold=0, min_child_samples=1),
-    )
+def test_bits_do_not_depend_on_the_order_and_copies_of_rows():
+    few = slice(300)
+    call = dict(subsample=1.0, rows_per_threshold=0, min_child_samples=1)
     x, y, w = HOLES[few], Y[few], WEIGHTS[few]
     weighted = fit(x, y, sample_weight=w, **call)[0].slopes
     copies = np.repeat(np.arange(300), w.astype(int))
@@ -194,9 +189,8 @@ def test_several_scores_have_slopes_if_asked(shared):
     linear, history = fit(**call)
     assert linear.slopes.feature.shape[1] == (1 if shared else 2)
     if shared:
-        constant, before = fit(**call, linear_leaves="auto")
+        constant, _ = fit(**call, linear_leaves="auto", num_rounds=0)
         assert constant.slopes is None and linear.slopes is not None
-        assert history.train_loss[-1] < before.train_loss[-1]
     values = np.square(np.asarray(jb.predict(linear, X)) - y).sum(axis=1)
     assert history.train_loss[-1] == pytest.approx(float(np.mean(values)), rel=1e-5)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from processes import choose_flags, find_port
-from tables import SMALL, make_steps, same_bits, same_histories
+from tables import make_steps, same_bits, same_histories
 
 import jboost as jb
 from jboost.model.files import load
@@ -40,7 +40,7 @@ def watch(number, history, model):
 
 try:
     jb.fit(
-        x[own], y[own], num_rounds=300, max_depth=3, callbacks=watch, mesh=mesh,
+        x[own], y[own], num_rounds=300, max_depth=2, callbacks=watch, mesh=mesh,
         checkpoint=f"{folder}/run.{rank}", checkpoint_rounds=4,
     )
 except jb.TrainingError as error:
@@ -72,7 +72,7 @@ def run_both(script, *rest):
 
 def check_model(path, num_rounds):
     x, y = make_steps()
-    model, _ = jb.fit(x, y, **{**SMALL, "num_rounds": num_rounds})
+    model, _ = jb.fit(x, y, num_rounds=num_rounds, max_depth=2)
     same_bits(load(path), model)
 
 
@@ -105,7 +105,7 @@ class leave_later(fail_later):
     def end(self):
         sys.exit("left")
 
-call = dict(mesh=mesh, max_depth=3)
+call = dict(mesh=mesh, max_depth=2)
 
 def attempt(name, rows=x[own], targets=y[own], **change):
     try:
@@ -258,7 +258,7 @@ def test_a_lost_process_ends_the_other_with_what_it_has(lost):
     check_model(folder / "model.0", made)
     # One process goes on without a mesh.
     x, y = make_steps()
-    call = dict(num_rounds=12, max_depth=3, checkpoint_rounds=4)
+    call = dict(num_rounds=12, max_depth=2, checkpoint_rounds=4)
     seen = []
     model, history = jb.fit(
         x, y, checkpoint=folder / "run.0", **call,

@@ -23,7 +23,7 @@ from jboost.objective.evaluation import Objective, gradients, hessians, loss_val
 from jboost.objective.retracing import trace_loss_once
 
 DEVICES = 4
-FEW = dict(num_rounds=3, max_depth=3)
+FEW = dict(num_rounds=2, max_depth=2)
 SEVERAL = np.stack([Y, -X[:, 0]], 1)
 
 
@@ -54,8 +54,8 @@ def test_early_stopping_by_a_metric():
     history = compare(
         HOLES[part], LABELS[part], losses.logistic, sample_weight=WEIGHTS[part],
         offset=OFFSET[part], validation=held, metrics=["log_loss"], by="auc",
-        early_stopping_rounds=2, num_rounds=8, max_depth=3, learning_rate=0.9,
-        leaf_solver="exact", max_leaves=5, colsample_bynode=0.7,
+        early_stopping_rounds=2, num_rounds=8, max_depth=2, learning_rate=0.9,
+        leaf_solver="exact", max_leaves=3, colsample_bynode=0.7,
         interactions=[[0, 1], [2]],
     )  # fmt: skip
     assert history.best_round < 7
@@ -70,7 +70,7 @@ def test_samples_and_median_steps():
 def test_devices_may_have_no_row():
     compare(
         X[:1], Y[:1], losses.huber, min_child_samples=1, mesh=make_mesh(3),
-        leaf_solver="median_step", init_score="median", num_rounds=2, max_depth=2,
+        leaf_solver="median_step", init_score="median", **FEW,
     )  # fmt: skip
 
 
@@ -82,20 +82,19 @@ def test_boost(jitted):
         else (SEVERAL, squared_distance, dict(num_scores=2, init_score=[0.5, -0.25]))
     )
     bins = jb.fit_bins(X)
-    settings = dict(num_rounds=2, max_depth=3, **more)
 
     def run(codes, y):
-        return jb.boost(codes, y, loss, jax.random.key(0), mesh=MESH, **settings)
+        return jb.boost(codes, y, loss, jax.random.key(0), mesh=MESH, **FEW, **more)
 
     trees, scores = (jax.jit(run) if jitted else run)(jb.apply_bins(bins, X), y)
-    expected, _ = jb.fit(X, y, loss, linear_leaves=False, **settings)
+    expected, _ = jb.fit(X, y, loss, linear_leaves=False, **FEW, **more)
     same_bits(jb.to_ensemble(trees, bins), expected)
     np.testing.assert_allclose(scores, jb.predict(expected, X), rtol=1e-5, atol=1e-6)
 
 
 def test_training_goes_on_with_other_devices(tmp_path):
     """From a model, and from a checkpoint; sharded rows bring their mesh."""
-    settings = dict(loss=losses.squared_error, max_depth=3, subsample=0.7)
+    settings = dict(loss=losses.squared_error, max_depth=2, subsample=0.7)
     whole, _ = jb.fit(X, Y, num_rounds=5, **settings)
     run = partial(jb.fit, X, Y, checkpoint=tmp_path / "run", **settings)
     part, _ = run(num_rounds=3, mesh=MESH)
@@ -138,7 +137,7 @@ def test_derivatives_of_training_are_refused():
 
 def test_models_of_a_comparison_share_the_devices():
     """Three models, and six, on four devices."""
-    settings = dict(folds=3, num_rounds=2, max_depth=2)
+    settings = dict(folds=3, **FEW)
     run = partial(jb.cross_validate, X, Y, return_models=True, **settings)
     same_bits(run().models, run(mesh=MESH).models)
     points = dict(l2=[1.0, 5.0])
@@ -146,15 +145,16 @@ def test_models_of_a_comparison_share_the_devices():
     np.testing.assert_array_equal(run().mean, run(mesh=MESH).mean)
 
 
-@pytest.mark.parametrize("rows", [8200, 11_000])
-def test_padding_of_shards_changes_no_bit(rows):
+@pytest.mark.parametrize(("rows", "num_rounds"), [(8200, 2), (11_000, 0)])
+def test_padding_of_shards_changes_no_bit(rows, num_rounds):
     """One device counts as few what the padded shards together would count as many.
 
     Of many, the programs at the start are compiled apart on one device only.
     """
     x = np.random.default_rng(1).normal(size=(rows, 2)).astype(np.float32)
     y = (x[:, 0] > 0).astype(np.int32) + (x[:, 1] > 0)
-    compare(x, y, losses.softmax, num_scores=3, num_rounds=2, max_depth=2)
+    settings = dict(num_scores=3, max_depth=2)
+    compare(x, y, losses.softmax, num_rounds=num_rounds, **settings)
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ HUGE = {
     "texts": tuple(f"{'name ' * 20}{number}" for number in range(2000)),
     "integer": 10**5000,
     "function": partial(jb.losses.huber, delta=WIDE),
-    "nested": [[["u" * 50] * 50] * 50] * 50,
+    "nested": [[["u" * 50] * 20] * 20] * 20,
     "set": set(range(3000)),
     "pairs": [("a" * 900, WIDE)] * 3,
 }

@@ -138,7 +138,7 @@ SCORES = RANDOM.normal(size=(N, 3)).astype(np.float32)
 
 # Programs with these settings are few and small.
 SETTINGS: dict[str, Any] = dict(
-    num_rounds=4, max_depth=2, max_bins=16, learning_rate=1.0, init_score=0.0,
+    num_rounds=4, max_depth=1, max_bins=16, learning_rate=1.0, init_score=0.0,
     curvature="exact", leaf_solver="newton", linear_leaves=False, **FULL,
 )  # fmt: skip
 
@@ -400,7 +400,7 @@ def test_permutations_lower_a_metric_that_should_be_large():
 
 def test_a_weight_of_positives_is_that_of_xgboost():
     """scale_pos_weight is a sample weight, there as here, and a class weight."""
-    shared = dict(max_depth=2, n_estimators=3, base_score=0.5)
+    shared = dict(max_depth=2, n_estimators=3, base_score=0.5, n_jobs=1)
     there = xgboost.XGBClassifier(scale_pos_weight=3.0, **shared).fit(X, LABELS)
     weights = np.where(LABELS == 1, 3.0, 1.0)
     same = xgboost.XGBClassifier(**shared).fit(X, LABELS, sample_weight=weights)

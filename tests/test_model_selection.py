@@ -317,17 +317,17 @@ def poisoned(s, t):
 
 def test_a_fold_that_learns_nothing_is_named():
     with pytest.raises(ValueError, match=r"gradient .* NaN in row 0"):
-        validate(loss=poisoned)
+        validate(loss=poisoned, max_depth=1)
     points = dict(init_score=[0.0, 1e4])  # far out, Welsch's loss is flat
     with pytest.raises(
         jb.TrainingError, match=r"fold 0 of points\[1\].*10000.* zero"
     ) as caught:
-        sweep(points, jb.losses.welsch, num_rounds=1, leaf_solver="newton")
+        sweep(points, jb.losses.welsch, num_rounds=1, max_depth=1, leaf_solver="newton")
     assert caught.value.model.num_rounds == 0
-    equal = validate(y=np.ones(ROWS, np.float32), num_rounds=1)  # nothing to learn
+    equal = validate(y=np.ones(ROWS, np.float32))  # nothing to learn
     np.testing.assert_array_equal(equal.train_loss, 0)
     with pytest.raises(ValueError, match="swapped"):
-        validate(y=LABELS, loss=lambda s, t: jb.losses.logistic(t, s))
+        validate(y=LABELS, loss=lambda s, t: jb.losses.logistic(t, s), max_depth=1)
 
 
 # ---- programs ----
@@ -450,7 +450,9 @@ def test_errors_of_grids_streams_and_traced_rows():
 def test_a_sweep_of_points_that_diverge_at_once_says_so():
     points = dict(learning_rate=[1e5, 1e6])
     with pytest.raises(RuntimeError, match="training rows is not finite after round 0"):
-        sweep(points, lambda score, target: jnp.exp(jnp.abs(score - target)))
+        sweep(
+            points, lambda score, target: jnp.exp(jnp.abs(score - target)), max_depth=1
+        )
 
 
 def test_a_failing_metric_is_named():

@@ -24,7 +24,7 @@ LABELS = (Y > 1).astype(np.int32)
 QUERIES = np.repeat(np.arange(20), 10)
 ONE_CLASS = X[:60], np.zeros(60, np.int32)
 ALIKE = X[:60], np.full(60, 2.0, np.float32)
-RUN = dict(num_rounds=4, max_depth=2, linear_leaves=False)
+RUN = dict(num_rounds=4, max_depth=1, linear_leaves=False)
 LOGISTIC, PAIRWISE = jb.losses.logistic, jb.losses.pairwise_logistic
 FOLDS = np.arange(N) % 4
 
@@ -40,7 +40,9 @@ def fit_labels(**more):
 
 def fit_stream(**more):
     stream = jb.stream([(X, LABELS)], memory="64 MiB")
-    return jb.fit(stream, loss=LOGISTIC, validation=ONE_CLASS, **RUN, **more)
+    return jb.fit(
+        stream, loss=LOGISTIC, validation=ONE_CLASS, init_score=0.0, **RUN, **more
+    )
 
 
 def fit_again(**more):
@@ -56,8 +58,9 @@ def fit_numbers(**more):
 def fit_groups(**more):
     held_out = jb.rows(*ONE_CLASS, groups=QUERIES[:60])
     return jb.fit(
-        X, LABELS, PAIRWISE, groups=QUERIES, validation=held_out, **RUN, **more
-    )
+        X, LABELS, PAIRWISE, groups=QUERIES, validation=held_out, init_score=0.0,
+        **RUN, **more,
+    )  # fmt: skip
 
 
 def fit_classifier(**more):
@@ -71,7 +74,7 @@ def fit_regressor(**more):
 
 def fit_ranker(**more):
     held_out = jb.rows(*ONE_CLASS, groups=QUERIES[:60])
-    ranker = JBoostRanker(PAIRWISE, **RUN, **more)
+    ranker = JBoostRanker(PAIRWISE, init_score=0.0, **RUN, **more)
     return ranker.fit(X, LABELS, qid=QUERIES, eval_set=held_out)
 
 
@@ -200,13 +203,12 @@ def test_limits_that_allow_no_split_are_told_with_their_numbers(case):
 def test_all_who_train_tell_of_it():
     few = dict(min_child_samples=101, **RUN)
     model, _ = jb.fit(X, Y, **RUN)
-    loss = jb.losses.squared_error
     for train in (
         lambda: fit_stream(min_child_samples=101),
         lambda: jb.fit(X, Y, model=model, **few),
         lambda: JBoostRegressor(**few).fit(X, Y),
         lambda: jb.cross_validate(X, LABELS, LOGISTIC, folds=FOLDS, **few),
-        lambda: jb.sweep(X, Y, loss, dict(l2=[1.0, 2.0]), folds=3, **few),
+        lambda: jb.sweep(X, LABELS, LOGISTIC, dict(l2=[1.0, 2.0]), folds=FOLDS, **few),
         lambda: fit_groups(min_child_samples=101),
         lambda: jb.fit(X, Y, mesh=jax.make_mesh((2,), ("rows",)), **few),
     ):

@@ -5,11 +5,13 @@ import pytest
 import sklearn
 from sklearn.metrics import ndcg_score
 from sklearn.model_selection import GroupKFold, cross_validate
-from tables import ROWS, SMALL, make_columns
+from tables import FULL, ROWS, make_columns
 
 import jboost as jb
 from jboost.sklearn import JBoostRanker
 
+SIMPLE = dict(max_depth=2, max_bins=16, linear_leaves=False, init_score=0.0, **FULL)
+SMALL = dict(num_rounds=8, **SIMPLE)
 RNG = np.random.default_rng(0)
 QUERIES = np.repeat(np.arange(20), 10)
 X = make_columns()
@@ -50,7 +52,7 @@ def test_weights_may_be_those_of_queries():
 
 
 def test_early_stopping_holds_whole_queries_out():
-    settings = dict(num_rounds=60, max_depth=3, early_stopping_rounds=4)
+    settings = dict(num_rounds=60, early_stopping_rounds=4, **SIMPLE)
     ranker = JBoostRanker(**settings, metrics=["ndcg@3"], by="ndcg@3")
     ranker.fit(X, Y, qid=QUERIES)
     values = ranker.evals_result_["validation"]["ndcg@3"]

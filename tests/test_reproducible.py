@@ -24,7 +24,7 @@ y = x[:, 0] * x[:, 1] + generator.standard_t(3, size=20_000)
 quantile = partial(jb.losses.quantile, tau=0.8)
 for loss, y in ((jb.losses.logistic, y > 0), (quantile, y)):
     model, history = jb.fit(
-        x, y, loss, num_rounds=6, max_depth=3, subsample=0.7, colsample_bynode=0.5
+        x, y, loss, num_rounds=6, max_depth=2, subsample=0.7, colsample_bynode=0.5
     )
     digest = hashlib.sha256()
     for array in jax.tree.leaves(model):

@@ -110,8 +110,7 @@ def fingerprint(tmp_path_factory):
     validation = (X, Y)
     with pytest.warns(UserWarning, match="no tree of 1 round has a split"):
         jb.fit(
-            X, Y, jb.losses.huber, validation=validation, checkpoint=path,
-            implementation="xla", **OTHERS,
+            X, Y, jb.losses.huber, validation=validation, checkpoint=path, **OTHERS,
         )  # fmt: skip
     return read_container(path).fields["fingerprint"]
 
@@ -134,7 +133,8 @@ def test_fingerprints_name_what_fit_takes(fingerprint):
         "max_leaves": 3, "leaf_rows": "sample", "rows_per_threshold": 5,
         "parent_rows": 2.5, "linear_leaves": True,
         "candidates": "global", "candidate_weights": "samples",
-        "implementation": "xla", "l2": 2.0, "min_gain": 0.5, "min_child_weight": 2.0,
+        "implementation": jb.implementations()["training"],
+        "l2": 2.0, "min_gain": 0.5, "min_child_weight": 2.0,
         "min_child_samples": 2, "colsample_bytree": np.float32(0.6).item(),
         "colsample_bylevel": np.float32(0.7).item(),
         "colsample_bynode": np.float32(0.8).item(), "l1": 0.5,

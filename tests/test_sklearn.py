@@ -55,7 +55,7 @@ def assert_same(model, other):
 
 # scikit-learn's own checks.
 
-QUICK = SMALL | dict(num_rounds=4, learning_rate=1.0)
+QUICK = SMALL | dict(num_rounds=4, max_depth=2, learning_rate=1.0)
 DEFAULTS = (JBoostRegressor(), JBoostClassifier())
 CHECKS = [pair for each in DEFAULTS for pair in estimator_checks_generator(each)]
 

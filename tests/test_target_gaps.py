@@ -22,7 +22,7 @@ FULL = np.stack([X[:, 0] + X[:, 1] ** 2, X[:, 2]], 1).astype(np.float32)
 KNOWN = RNG.uniform(size=FULL.shape) < 0.7
 GAPPY = np.where(KNOWN, FULL, np.nan).astype(np.float32)
 MASKED = dict(value=np.where(KNOWN, FULL, 3.0).astype(np.float32), known=KNOWN)
-SETTINGS = dict(num_rounds=3, max_depth=3, seed=1)
+SETTINGS = dict(num_rounds=3, max_depth=1, seed=1)
 # Routes in programs of their own start here: a search compiles for long.
 START = dict(init_score=0.25)
 ROW = 7
@@ -89,14 +89,14 @@ def fit_checkpoint(targets, loss, path):
 
 def boost(targets, loss):
     trees, _ = jb.boost(
-        CODES, targets, loss, jax.random.key(1), num_rounds=3, max_depth=3, **START
+        CODES, targets, loss, jax.random.key(1), num_rounds=3, max_depth=1, **START
     )
     return trees_of(jb.to_ensemble(trees, BINS))
 
 
 def step(targets, loss):
     state = jb.init(CODES, targets, loss, jax.random.key(1), **START)
-    state, tree = jb.boost_step(state, CODES, targets, loss, max_depth=3)
+    state, tree = jb.boost_step(state, CODES, targets, loss, max_depth=1)
     return tree.leaf_value, state.scores
 
 
@@ -115,9 +115,9 @@ def train_masked():
 
 
 ROUTES = dict(
-    fit=fit, frame=fit_frame, validated=fit_validated, stream=fit_stream,
-    mesh=fit_mesh, boost=boost, step=step, cross_validate=validate,
-    refit=refit,
+    fit=fit, frame=fit_frame, validated=fit_validated,
+    stream=partial(fit_stream, **START), mesh=fit_mesh, boost=boost, step=step,
+    cross_validate=validate, refit=refit,
 )  # fmt: skip
 
 
@@ -126,9 +126,9 @@ def test_gaps_are_as_good_as_a_mask(tmp_path):
     """However it is trained, and wherever it starts."""
     searched = fit(MASKED, of_mask)
     given = fit(MASKED, of_mask, **START)
-    names = ("fit", "boost", "mesh")
+    names = ("fit", "boost", "mesh", "stream")
     found = {name: ROUTES[name](GAPPY, of_gaps) for name in names}
-    found["stream"] = fit_stream(GAPPY, of_gaps, **START)
+
     found["checkpoint"] = fit_checkpoint(GAPPY, of_gaps, tmp_path / "run")
     for name, arrays in found.items():
         expected = searched if name in ("fit", "checkpoint") else given
@@ -166,9 +166,8 @@ def test_infinite_bounds_are_as_good_as_a_mask():
         (np.stack([lower, upper], 1), of_bounds),
         (dict(lower=lower, upper=2 * lower, censored=censored), of_flags),
     )
-    for gaps, mask in zip(
-        *(trees_of(jb.fit(X, *each, **SETTINGS)[0]) for each in given), strict=True
-    ):
+    models = (jb.fit(X, *each, **START, **SETTINGS)[0] for each in given)
+    for gaps, mask in zip(*map(trees_of, models), strict=True):
         np.testing.assert_array_equal(gaps, mask)
 
 
@@ -224,14 +223,7 @@ def test_gradients_lost_in_groups_are_explained():
         return jnp.sum(jnp.where(known, (scores - targets) ** 4, 0.0))
 
     with pytest.warns(UserWarning, match=r"round 0 .* branch of jnp\.where"):
-        jb.fit(
-            X,
-            GAPPY[:, 0],
-            single,
-            groups=np.arange(ROWS) // 10,
-            num_rounds=1,
-            max_depth=3,
-        )
+        fit(GAPPY[:, 0], single, groups=np.arange(ROWS) // 10, **START)
 
 
 def test_a_kink_without_a_gradient_is_no_fault():
@@ -242,8 +234,7 @@ def test_a_kink_without_a_gradient_is_no_fault():
         targets,
         lambda s, t: jnp.sqrt((s - t) ** 2),
         init_score=0.0,
-        num_rounds=3,
-        max_depth=3,
+        **SETTINGS,
     )
     assert (targets == 0).any() and history.train_loss[-1] < history.train_loss[0]
 
@@ -272,6 +263,6 @@ def test_estimated_parameters_and_groups_name_the_row():
     adaptive = jb.losses.adaptive(normal, scale)
     ids = np.arange(ROWS) // 10
     with pytest.raises(ValueError, match=rf"y must be finite .* row {ROW}"):
-        jb.init(CODES, targets, adaptive, jax.random.key(0))
+        jb.init(CODES, targets, adaptive, jax.random.key(0), **START)
     with pytest.raises(ValueError, match=rf"nan in row {ROW}|is nan in row {ROW}"):
-        jb.fit(X, targets, spread, groups=ids)
+        jb.fit(X, targets, spread, groups=ids, **START)

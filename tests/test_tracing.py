@@ -229,14 +229,17 @@ def test_control_flow_and_custom_rules(loss):
     traced, constants = trace(loss)
     again, _ = trace(loss)
     assert same_structure(traced, again)
-    for score in (-2.0, -0.3, 0.4, 1.7):
-        row = jnp.float32(score), jnp.float32(0.1)
-        programs = traced.value, traced.gradient, traced.hessian
-        functions = loss, jax.grad(loss), jax.grad(jax.grad(loss))
+    functions = (*map(jax.jit, (loss, jax.grad(loss), jax.grad(jax.grad(loss)))),)
+    programs = [
+        jax.jit(lambda *row, run=run: run(constants, *row, ()))
+        for run in (traced.value, traced.gradient, traced.hessian)
+    ]
+    for score in np.float32([-2.0, -0.3, 0.4, 1.7]):
+        row = score, np.float32(0.1)
         for program, function in zip(programs, functions, strict=True):
             # float32 rounding: the programs are compiled apart
             np.testing.assert_allclose(
-                program(constants, *row, ()), function(*row), rtol=1e-5, atol=1e-6
+                program(*row), function(*row), rtol=1e-5, atol=1e-6
             )
 
 
@@ -316,17 +319,19 @@ def test_split_programs_compute_what_the_whole_one_does():
         return jnp.sum(jnp.where(pairs, ranked[:, None] + score[None], 0.0))
 
     score, target = (
-        jnp.asarray(np.random.default_rng(s).normal(size=9), "f4") for s in (0, 1)
+        np.random.default_rng(s).normal(size=9).astype(np.float32) for s in (0, 1)
     )
     constants: list = []
     program = trace_program(jax.grad(function), (score, target), constants)
     early, late = split_program(program, (score,), 18)
-    found = early(tuple(constants), target)
+    found = jax.jit(lambda *given: early(*given))(tuple(constants), target)
     assert all(each.size <= 18 for each in found)
     names = {equation.primitive.name for equation in late.jaxpr.eqns}
     assert "sort" not in names and "sort" in {
         equation.primitive.name for equation in early.jaxpr.eqns
     }
-    expected = jax.grad(function)(score, target)
-    result = late(tuple(constants), score, target, found)
+    expected = jax.jit(jax.grad(function))(score, target)
+    result = jax.jit(lambda *given: late(*given))(
+        tuple(constants), score, target, found
+    )
     np.testing.assert_allclose(result, expected, rtol=1e-5)

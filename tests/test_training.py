@@ -17,6 +17,7 @@ from tables import ROWS, SMALL, make_columns, make_regression, same_bits
 import jboost as jb
 from jboost.training import chunks
 
+pytestmark = pytest.mark.usefixtures("constant_leaves_of_file")
 X, Y = make_regression()
 OTHER_X, OTHER_Y = make_regression(seed=5)
 SQUARES = jb.losses.squared_error

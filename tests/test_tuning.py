@@ -28,7 +28,10 @@ from jboost.training.metrics import BY_LOSS
 
 X, Y = make_regression()
 FEW = dict(folds=3, num_rounds=32, max_bins=32)
-SMALL = dict(max_depth=3, linear_leaves=False)
+SMALL = dict(
+    max_depth=2, linear_leaves=False, init_score=0.0, curvature="exact",
+    leaf_solver="newton",
+)  # fmt: skip
 tune = partial(jb.tune, **FEW)
 tune_small = partial(tune, **SMALL)  # batches of 8 share their programs
 
@@ -118,7 +121,8 @@ def test_the_table_and_the_best(tuned):
         dict(y=np.stack([Y, X[:, 0]], 1), loss=squared_distance, num_scores=2,
              x=np.c_[X, np.arange(len(X)) % 4, np.arange(len(X)) % 7],
              categorical=[3, 4]),
-        dict(loss=losses.quantile, space={"tau": (0.1, 0.9)}, metrics=["mae"], by="mae",
+        dict(loss=losses.quantile, curvature="auto", leaf_solver="auto",
+             space={"tau": (0.1, 0.9)}, metrics=["mae"], by="mae",
              y=Y.tolist(), offset=X[:, 0], x=np.where(X < -1.5, np.nan, X),
              monotone={0: 1}),
         dict(loss=losses.adaptive(scaled, mean_distance),
@@ -251,6 +255,7 @@ def test_outer_folds_of_groups_are_measured_on_their_groups():
     grades, ids = np.clip(Y.round(), 0, 3), np.arange(len(Y)) // 8
     outer = np.where(ids % 4 == 0, 0, -1)
     call = dict(loss=losses.listwise_softmax, groups=ids, trials=1, ensemble=1)
+    call["curvature"] = "auto"
     _, found = tune_small(X, grades, outer_folds=outer, **call)
     weights = (outer < 0).astype(np.float32)
     model, _ = tune_small(X, grades, sample_weight=weights, **call)
@@ -285,7 +290,7 @@ def test_importance_is_of_names_that_matter():
 def test_a_search_of_scikit_learn():
     """In a pipeline, cloned, pickled, and asked by scikit-learn's own functions."""
     labels = np.where(Y > 1, "high", "low")
-    few = JBoostClassifier(num_rounds=16, max_depth=2, linear_leaves=False)
+    few = JBoostClassifier(num_rounds=16, max_bins=32, **SMALL)
     search = JBoostSearchCV(few, trials=3, cv=2, space={"l2": (0.5, 5.0)}, ensemble=2)
     pipeline = make_pipeline(StandardScaler(), search).fit(X, labels)
     fitted = pipeline[-1]
@@ -298,11 +303,13 @@ def test_a_search_of_scikit_learn():
     copy = pickle.loads(pickle.dumps(pipeline))
     chances = pipeline.predict_proba(X)
     np.testing.assert_array_equal(copy.predict_proba(X), chances)
-    assert cross_val_score(clone(search), X, labels, cv=2).min() > 0.7
+    rows = np.arange(len(X))  # training on all of them compiles nothing
+    folds = [(rows, rows[:80]), (rows, rows[80:])]
+    assert cross_val_score(clone(search), X, labels, cv=folds).min() > 0.7
     expected, _ = jb.tune(
         StandardScaler().fit_transform(X), labels == "low", losses.logistic, trials=3,
         folds=2, stratify=True, space={"l2": (0.5, 5.0)}, ensemble=2, num_rounds=16,
-        max_depth=2, linear_leaves=False,
+        max_bins=32, **SMALL,
     )  # fmt: skip
     same_bits(replace(fitted.best_estimator_.model_, absent=expected.absent), expected)
     assert not hasattr(JBoostSearchCV(JBoostRegressor()), "predict_proba")
