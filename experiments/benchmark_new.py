@@ -249,7 +249,7 @@ def run_processes(source: str, case: Case, threads: int) -> None:
 
     if place:
         jax.distributed.initialize(f"127.0.0.1:{port}", 2, rank)
-        mesh = jax.make_mesh((2,), ("rows",), axis_types=(jax.sharding.AxisType.Auto,))
+        mesh = jax.make_mesh((2,), ("rows",))
     table = make_table(case)
     x, y, seconds = table.x[rows], table.signal[rows], {case.low: [], case.high: []}
     for number in (case.high, *3 * (case.low, case.high)):  # the first one compiles

@@ -184,8 +184,7 @@ def work(task):
             f"127.0.0.1:{task['port']}", number, task["rank"],
             heartbeat_timeout_seconds=HEARTBEAT, initialization_timeout=60,
         )  # fmt: skip
-        kinds = (jax.sharding.AxisType.Auto,)
-        mesh = jax.make_mesh((jax.device_count(),), ("rows",), axis_types=kinds)
+        mesh = jax.make_mesh((jax.device_count(),), ("rows",))
     x, y = make_rows(task["rows"])
     edges = np.linspace(0, len(x), number + 1).astype(int)
     own = slice(*edges[task["rank"] : task["rank"] + 2])

@@ -166,8 +166,7 @@ def work(task):
         )
     mesh = None
     if task["devices"]:
-        kinds = (jax.sharding.AxisType.Auto,)
-        mesh = jax.make_mesh((jax.device_count(),), ("rows",), axis_types=kinds)
+        mesh = jax.make_mesh((jax.device_count(),), ("rows",))
     do = {"train": train, "sum": sum_over_processes}[task["what"]]
     Path(task["out"]).write_text(json.dumps(do(task, mesh)))
 

@@ -528,8 +528,7 @@ def train_share(task: ClusterTask, place: dict[str, Any], tables: Any) -> bytes 
         jax.distributed.initialize(
             place["address"], count, place["rank"], heartbeat_timeout_seconds=HEARTBEAT
         )
-    kinds = (jax.sharding.AxisType.Auto,)
-    mesh = jax.make_mesh((jax.device_count(),), ("rows",), axis_types=kinds)
+    mesh = jax.make_mesh((jax.device_count(),), ("rows",))
     x, y, weights, offset = tables.pop(None)
     found = fit(
         x, y, task.loss, sample_weight=weights, offset=offset, mesh=mesh,

@@ -28,8 +28,7 @@ from tables import make_steps
 
 x, y = make_steps()
 own = slice(0, 90) if rank == 0 else slice(90, None)
-kinds = (jax.sharding.AxisType.Auto,)
-mesh = jax.make_mesh((jax.device_count(),), ("rows",), axis_types=kinds)
+mesh = jax.make_mesh((jax.device_count(),), ("rows",))
 """
 
 RUN = """

@@ -28,10 +28,7 @@ SEVERAL = np.stack([Y, -X[:, 0]], 1)
 
 
 def make_mesh(count):
-    return jax.make_mesh(
-        (count,), ("rows",), axis_types=(jax.sharding.AxisType.Auto,),
-        devices=jax.devices()[:count],
-    )  # fmt: skip
+    return jax.make_mesh((count,), ("rows",), devices=jax.devices()[:count])
 
 
 MESH = make_mesh(DEVICES)
@@ -86,7 +83,9 @@ def test_boost(jitted):
     def run(codes, y):
         return jb.boost(codes, y, loss, jax.random.key(0), mesh=MESH, **FEW, **more)
 
-    trees, scores = (jax.jit(run) if jitted else run)(jb.apply_bins(bins, X), y)
+    rows = jax.sharding.NamedSharding(MESH, jax.sharding.PartitionSpec("rows"))
+    codes = jb.apply_bins(bins, jax.device_put(X, rows) if jitted else X)
+    trees, scores = (jax.jit(run) if jitted else run)(codes, y)
     expected, _ = jb.fit(X, y, loss, linear_leaves=False, **FEW, **more)
     same_bits(jb.to_ensemble(trees, bins), expected)
     np.testing.assert_allclose(scores, jb.predict(expected, X), rtol=1e-5, atol=1e-6)

@@ -5,6 +5,7 @@ import os
 
 import numpy as np
 import pytest
+from compilations import Compilations
 from processes import run_processes
 from streamed_processes import STOPPED, run_in_turn, train, train_in_memory
 
@@ -19,7 +20,10 @@ def assert_same(found, expected):
 
 @pytest.mark.parametrize("case", ["softmax", "adaptive"])
 def test_devices_of_one_process_share_what_rows_need(case, tmp_path):
-    found = train(0, 1, case, tmp_path, devices=2)
+    with Compilations() as compilations:
+        found = train(0, 1, case, tmp_path, devices=2)
+    programs = [name for name in compilations.names if "_run" in name]
+    assert len(programs) <= 6, programs  # two at the start and four of a round, once
     assert_same(found, train_in_memory(case))
 
 

@@ -638,7 +638,8 @@ def boost(
       (2, 8)
     """
     chosen = read_settings(settings).with_scores(loss, y)
-    if check_mesh(mesh) is not None:
+    mesh = check_mesh(mesh)
+    if mesh is not None:
         refuse_with_mesh(chosen, binned)
         for name, value in (("derivatives", derivatives), ("groups", groups)):
             if value is not None:

@@ -26,8 +26,14 @@ EVERYWHERE = P()  # the same on all devices
 
 
 def check_mesh(mesh: Any) -> Any:
-    """Checks the argument ``mesh`` of public functions: None or a mesh."""
-    if mesh is None or isinstance(mesh, Mesh | jax.sharding.AbstractMesh):
+    """Checks the argument ``mesh`` of public functions: None or a mesh.
+
+    Its axes become those of kind "auto", since programs and not types of arrays say how
+    rows are divided.
+    """
+    if isinstance(mesh, Mesh):
+        return Mesh(mesh.devices, mesh.axis_names)
+    if mesh is None or isinstance(mesh, jax.sharding.AbstractMesh):
         return mesh
     raise TypeError(
         "mesh must be a jax.sharding.Mesh, as jax.make_mesh makes, or None, got "

@@ -7,6 +7,7 @@ feature, 2 for the next, ...
 """
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -19,7 +20,13 @@ from jboost.codes.bins import MISSING, Bins
 from jboost.codes.codes import DenseCodes, SparseCodes
 from jboost.codes.gathering import find_thresholds, has_missing
 from jboost.codes.thresholds import check_max_bins, find_sparse_thresholds
-from jboost.entry.context import current_implementation, is_on_cpu, runs_on_cpu
+from jboost.entry.context import (
+    current_implementation,
+    find_mesh,
+    is_on_cpu,
+    map_shards,
+    runs_on_cpu,
+)
 from jboost.entry.decorators import on_host, traceable
 from jboost.entry.exchanges import agree, gather_numbers, gather_tables
 from jboost.entry.feature_checks import check_feature
@@ -390,6 +397,8 @@ def apply_bins(
         thresholds = np.asarray(bins.thresholds, np.float32)
         found = binning_cpu.find_codes(thresholds, matrix, call_on_host)
         return jax.device_put(found)
+    if find_mesh(matrix) is not None:
+        return map_shards(partial(_apply_bins, bins.thresholds), matrix)
     codes = compiled(_apply_bins)(bins.thresholds, matrix)
     # The program may read x where it lies, and the caller may change it.
     return codes if isinstance(x, jax.Array) else jax.block_until_ready(codes)

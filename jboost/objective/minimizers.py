@@ -427,7 +427,7 @@ def _conclude_kinks(one, beside, weights):
         for a in (left, right)
     ]
     same = (ends[0][0] == ends[0][1]) & (ends[1][0] == ends[1][1])
-    kind = jnp.where(every(jnp.all(one | ~counts)), jnp.where(same, 2, 1), 0)
+    kind = jnp.where(every(jnp.all(one | ~counts)), 1 + same.astype(jnp.int32), 0)
     slopes = jnp.where(counts & one, weights * (left + right), 0.0)
     scale = exact_scale(sum_rows(slopes))
     return Kinks(kind, ends[0][0], ends[1][0], scale)

@@ -373,7 +373,8 @@ def _make_study(request, settings, padded, by, metrics, grouped):
     if grouped:
         rows = _weigh_groups(rows, folds, grouped, given.weighted)
         given = given._replace(rows=rows)
-    if spans_processes(check_mesh(request.mesh)):
+    mesh = check_mesh(request.mesh)
+    if spans_processes(mesh):
         raise ValueError(
             "mesh must hold devices of this process alone, whose models they share, "
             f"got those of {jax.process_count()} processes; divide the points instead"
@@ -390,7 +391,7 @@ def _make_study(request, settings, padded, by, metrics, grouped):
         patience=settings.early_stopping_rounds,
         seed=settings.seed,
         keeps_models=request.keeps_models,
-        mesh=request.mesh,
+        mesh=mesh,
     )
 
 

@@ -82,14 +82,30 @@ def count_bytes(arrays: Any) -> int:
 def added_bytes(program: Compiled, *operands: Any) -> int:
     """Compiles for such shapes; returns the bytes needed besides the operands.
 
-    These are results and scratch. A later call with operands of these shapes does not
-    compile again.
+    These are results and scratch.
     """
-    found = program.jitted(*operands).lower(*operands).compile().memory_analysis()
+    return compile_ahead(program, *operands)[0]
+
+
+def compile_ahead(program: Compiled, *operands: Any) -> tuple[int, Any]:
+    """Returns also the shapes of the results, with their places on a mesh.
+
+    A later call with operands of these shapes and places does not compile again.
+    """
+    lowered = program.jitted(*operands).lower(*operands)
+    made = lowered.compile()
+    shapes = jax.tree.map(_describe, lowered.out_info, made.output_shardings)
+    found = made.memory_analysis()
     if found is None:
-        return 0
+        return 0, shapes
     results = found.output_size_in_bytes - found.alias_size_in_bytes
-    return max(0, results) + found.temp_size_in_bytes
+    return max(0, results) + found.temp_size_in_bytes, shapes
+
+
+def _describe(shape, place):
+    spread = isinstance(place, jax.sharding.NamedSharding)
+    place = place if spread else None
+    return jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=place)
 
 
 try:

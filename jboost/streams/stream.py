@@ -31,6 +31,7 @@ from jboost.streams.blocks import BlockSet
 from jboost.streams.folders import (
     added_bytes,
     as_text,
+    compile_ahead,
     count_bytes,
     read_bytes,
     trim_heap,
@@ -110,7 +111,7 @@ def _make_plan(job, blocks, init_score):
     method, limits = job.problem.method, job.problem.arrays.numbers.limits
     begin = StartPoint(init_score, _WORDS)
     start, operands = start_program(job, begin)
-    state, *_ = jax.eval_shape(partial(start), *operands)
+    starts, (state, *_) = compile_ahead(start, *operands)
     need = _measure_round(job, state)
     spread = job.rows.spread
     # Bytes of programs are those of one device, bytes of shapes those of all rows.
@@ -127,7 +128,7 @@ def _make_plan(job, blocks, init_score):
     held, moving = count(need.plan), grower.row_bytes() * num_rows
     starting = grower.start_bytes(need.measured, _WORDS, blocks.block_rows)
     rounds = max(
-        devices * added_bytes(start, *operands),
+        devices * starts,
         devices * need.begin,
         held + devices * need.measure,
         held + copies * count(need.measured) + moving + starting,
@@ -170,23 +171,28 @@ def _measure_round(job, state):
     programs, number, rate = make_programs(job), np.int32(0), np.float32(0)
     problem = job.problem
     begin = (problem.arrays, state)
-    begun = added_bytes(programs.begin, *begin)
-    state, held = jax.eval_shape(partial(programs.begin), *begin)
+    begun, (state, held) = compile_ahead(programs.begin, *begin)
     plan = share_derivatives(held)
-    measure = (data, plan, number)
+    measuring, measured = compile_ahead(programs.measure, data, plan, number)
     trees, tree = _tree_shapes(job)
-    leaf = jax.ShapeDtypeStruct((num_rows,), np.int32)
+    spread = job.rows.spread
+
+    def describe_leaves(*shape):
+        place = None if spread is None else spread.place(len(shape) - 1)
+        return jax.ShapeDtypeStruct(shape, np.int32, sharding=place)
+
+    leaf = describe_leaves(num_rows)
     fit = (problem.arrays, rate, state, plan, number, tree, leaf)
     sets = tuple(rows.data for rows in job.sets.values())
     steps = tuple(rows.offset for rows in job.sets.values())
-    leaves: Any = jax.ShapeDtypeStruct((count_trees(job), num_rows), np.int32)
+    leaves: Any = describe_leaves(count_trees(job), num_rows)
     end = (problem.arrays, sets, state, steps, plan, GrownTrees(trees, leaves))
     return _Need(
         state=state,
         plan=held,
-        measured=jax.eval_shape(partial(programs.measure), *measure),
+        measured=measured,
         begin=begun,
-        measure=added_bytes(programs.measure, *measure),
+        measure=measuring,
         fit=added_bytes(programs.fit, *fit),
         end=added_bytes(programs.end, *end),
     )

@@ -79,16 +79,17 @@ def shape_rows(
     if spread is not None:
         total = len(spread.shards.sizes) * spread.length
 
-    def shape(dtype, *sizes) -> Any:
-        return jax.ShapeDtypeStruct(sizes, dtype)
+    def shape(dtype, *sizes, axis=0) -> Any:
+        place = None if spread is None else spread.place(axis)
+        return jax.ShapeDtypeStruct(sizes, dtype, sharding=place)
 
     data = Data(
-        codes=DenseCodes(shape(np.uint8, 0, total)),
+        codes=DenseCodes(shape(np.uint8, 0, total, axis=1)),
         targets=jax.tree.map(
             lambda array: shape(array.dtype, total, *array.shape[1:]), first.targets
         ),
         weights=shape(np.float32, total),
-        offset=shape(np.float32, num_scores, total),
+        offset=shape(np.float32, num_scores, total, axis=1),
     )
     return PaddedRows(data, num_rows, first.x.shape[1], spread)
 

@@ -124,9 +124,7 @@ def read_mesh(mesh: Any, x: Any) -> Mesh | None:
     Raises:
       TypeError, ValueError: it cannot hold the rows.
     """
-    mesh = check_mesh(mesh)
-    if mesh is None:
-        mesh = find_mesh(x)
+    mesh = check_mesh(find_mesh(x) if mesh is None else mesh)
     if mesh is not None:
         check_devices(mesh)
     return mesh

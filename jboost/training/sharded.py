@@ -89,14 +89,16 @@ class RowLayout(NamedTuple):
             room[: len(part)] = part
             if short := len(room) - len(part):
                 room[len(part) :] = pad_rows(spare, short)
-        sharding = NamedSharding(self.mesh, rows_of(self.shards, axis))
-        return jax.make_array_from_process_local_data(sharding, whole)
+        return jax.make_array_from_process_local_data(self.place(axis), whole)
+
+    def place(self, axis: int = 0) -> NamedSharding:
+        """Returns the sharding of arrays with rows along an axis."""
+        return NamedSharding(self.mesh, rows_of(self.shards, axis))
 
     def put_zeros(self, shape: tuple[int, ...]) -> Array:
         """Returns zeros [*shape, rows], with the rows divided among the shards."""
-        sharding = NamedSharding(self.mesh, rows_of(self.shards, len(shape)))
         local = np.zeros((*shape, len(self.own) * self.length), np.float32)
-        return jax.make_array_from_process_local_data(sharding, local)
+        return jax.make_array_from_process_local_data(self.place(len(shape)), local)
 
     def put_everywhere(self, arrays: Any) -> Any:
         """Returns arrays that every device holds whole."""
