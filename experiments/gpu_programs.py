@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """What does XLA make of a round of training on an H100? Needs no GPU.
 
-XLA compiles for a GPU that is only described. For each loss the script compiles ten
+XLA compiles for a GPU that is only described. For each case the script compiles ten
 rounds of ``jb.boost`` and counts what one round launches: fusions of XLA, kernels of
-jboost, copies. A condition, or a loop whose length is not known, waits until the host
-has read a number from the GPU.
+jboost, copies. What a loop launches counts as often as it runs, once if that is not
+known; of the branches of a condition the one with fewer launches counts. A condition,
+or a loop of unknown length, waits until the host has read a number from the GPU.
 
     python3 -m pip install "jax[cuda13]"
     python experiments/gpu_programs.py
@@ -19,7 +20,7 @@ os.environ.setdefault("XLA_FLAGS", "--xla_gpu_autotune_level=0")
 
 import jax
 import jax.numpy as jnp
-from experiment_tools import make_parser, write_json
+from experiment_tools import make_figures, make_parser, print_table, write_json
 from jax.experimental import topologies
 
 import jboost as jb
@@ -41,6 +42,14 @@ runtime_version { major: 13 minor: 0 patch: 0 }
 device_description_str: "NVIDIA H100 80GB HBM3"
 """
 COLUMNS = ("fusion", "kernel", "copy", "conditional", "while", "unknown length")
+SCORES = dict(num_scores=10)
+CASES = {  # loss and settings
+    "squared error": ("squared_error", {}),
+    "logistic": ("logistic", {}),
+    "absolute error": ("absolute_error", {}),
+    "softmax, 10 classes": ("softmax", dict(SCORES, share_structure=True)),
+    "the same, a tree for each": ("softmax", dict(SCORES, share_structure=False)),
+}
 
 
 def find_sharding():
@@ -56,17 +65,21 @@ def find_sharding():
     return jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
 
 
-def compile_rounds(loss, implementation, size, sharding):
+def compile_rounds(case, implementation, size, sharding):
     """Returns the text of the compiled program of ten rounds."""
+    name, more = CASES[case]
+    if more:
+        more = dict(more, init_score=jnp.zeros(more["num_scores"]))
 
     def train(codes, y):
         with use_implementation(implementation):
             return jb.boost(
-                codes, y, loss, jax.random.key(0), num_rounds=ROUNDS,
-                max_depth=size.depth,
+                codes, y, getattr(jb.losses, name), jax.random.key(0),
+                num_rounds=ROUNDS, max_depth=size.depth, **more,
             )  # fmt: skip
 
-    shapes = ((size.rows, size.features), jnp.uint8), ((size.rows,), jnp.float32)
+    labels = jnp.int32 if more else jnp.float32
+    shapes = ((size.rows, size.features), jnp.uint8), ((size.rows,), labels)
     operands = [jax.ShapeDtypeStruct(*each, sharding=sharding) for each in shapes]
     lowered = jax.jit(train).trace(*operands).lower(lowering_platforms=("cuda",))
     return lowered.compile().as_text()
@@ -82,26 +95,36 @@ def count_launches(text):
         for line in body.splitlines()
         if " while(" in line and _find_length(line) == ROUNDS
     ]
+    # Loops over ten scores run as often, but launch less.
+    return max((_count(bodies, name) for name in rounds), key=_count_all)
+
+
+def _count(bodies, name):
     counts = Counter()
-    for name in rounds[-1:]:
-        _add_counts(bodies, name, counts)
+    for line in bodies[name].splitlines():
+        for kind in ("fusion", "custom-call", "copy", "conditional", "while"):
+            if f" {kind}(" in line:
+                counts["kernel" if kind == "custom-call" else kind] += 1
+        if " while(" in line:
+            body = _count(bodies, re.search(r"body=%?([\w.\-]+)", line).group(1))
+            length = _find_length(line)
+            counts["unknown length"] += length is None
+            for kind, count in body.items():
+                counts[kind] += count * (length or 1)
+        elif " conditional(" in line:
+            parts = r"(?:_computation|branch_computations)=\{?([^}\s]+[^}]*?)"
+            found = re.findall(parts + r"(?:\}|, \w+=|$)", line)
+            names = [
+                each for part in found for each in re.findall(r"%?([\w.\-]+)", part)
+            ]
+            branches = [_count(bodies, each) for each in names if each in bodies]
+            counts += min(branches, key=_count_all, default=Counter())
     return counts
 
 
-def _add_counts(bodies, name, counts):
-    for line in bodies[name].splitlines():
-        for kind in ("fusion", "custom-call", "copy", "conditional", "while"):
-            if f" {kind}(" not in line:
-                continue
-            counts["kernel" if kind == "custom-call" else kind] += 1
-            if kind == "while" and _find_length(line) is None:
-                counts["unknown length"] += 1
-            if kind in ("while", "conditional"):
-                parts = r"(?:body|_computation|branch_computations)=\{?([^}\s]+[^}]*?)"
-                for part in re.findall(parts + r"(?:\}|, \w+=|$)", line):
-                    for inner in re.findall(r"%?([\w.\-]+)", part):
-                        if inner in bodies:
-                            _add_counts(bodies, inner, counts)
+def _count_all(counts):
+    """Returns the number of launches."""
+    return sum(counts[kind] for kind in ("fusion", "kernel", "copy"))
 
 
 def _find_length(line):
@@ -111,26 +134,24 @@ def _find_length(line):
 
 
 def main():
-    """Prints a table: a row for each loss and implementation."""
+    """Prints a table: a row for each case."""
     parser = make_parser(__doc__)
-    parser.add_argument("--losses", nargs="+", default=["squared_error", "logistic"])
-    parser.add_argument("--implementations", nargs="+", default=["cuda", "xla"])
+    parser.add_argument("--cases", nargs="+", default=[*CASES], choices=[*CASES])
+    parser.add_argument("--implementation", default="cuda")
     parser.add_argument("--rows", type=int, default=2**17)
     parser.add_argument("--features", type=int, default=28)
     parser.add_argument("--depth", type=int, default=6)
-    size, found = parser.parse_args(), []
+    size, table = parser.parse_args(), [["case", "launches", *COLUMNS]]
     sharding = find_sharding()
-    print("| loss | implementation |", " | ".join(COLUMNS), "|")
-    print("|---" * (2 + len(COLUMNS)) + "|")
-    for name in size.losses:
-        for implementation in size.implementations:
-            loss = getattr(jb.losses, name)
-            text = compile_rounds(loss, implementation, size, sharding)
-            counts = count_launches(text)
-            numbers = " | ".join(str(counts[column]) for column in COLUMNS)
-            print(f"| {name} | {implementation} | {numbers} |", flush=True)
-            found.append(dict(loss=name, implementation=implementation, **counts))
-    write_json(size.out / "gpu_programs.json", dict(rounds=found))
+    for case in size.cases:
+        text = compile_rounds(case, size.implementation, size, sharding)
+        counts = count_launches(text)
+        numbers = _count_all(counts), *(counts[column] for column in COLUMNS)
+        table.append([case, *(f"{number:,}" for number in numbers)])
+        print(f"{case}: {numbers[0]:,} launches a round", flush=True)
+    print_table(table)
+    figures = make_figures("compiled for a described H100", launches=table)
+    write_json(size.out / "gpu_programs.json", dict(figures=figures))
 
 
 if __name__ == "__main__":

@@ -83,7 +83,7 @@ def test_boost(jitted):
     def run(codes, y):
         return jb.boost(codes, y, loss, jax.random.key(0), mesh=MESH, **FEW, **more)
 
-    rows = jax.sharding.NamedSharding(MESH, jax.sharding.PartitionSpec("rows"))
+    rows = NamedSharding(MESH, PartitionSpec("rows"))
     codes = jb.apply_bins(bins, jax.device_put(X, rows) if jitted else X)
     trees, scores = (jax.jit(run) if jitted else run)(codes, y)
     expected, _ = jb.fit(X, y, loss, linear_leaves=False, **FEW, **more)
