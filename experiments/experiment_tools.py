@@ -42,11 +42,12 @@ def make_parser(description: str | None) -> argparse.ArgumentParser:
     return parser
 
 
-def add_minutes(parser: argparse.ArgumentParser) -> None:
+def add_minutes(parser: argparse.ArgumentParser, minutes: float = 4) -> None:
     """Adds ``--minutes`` for ``take_in_time``."""
     parser.add_argument(
-        "--minutes", type=float, default=4.0,
-        help="begin nothing new after them; the same command goes on (default: 4)",
+        "--minutes", type=float, default=minutes,
+        help="begin nothing new after them; the same command goes on (default: "
+        f"{minutes:g})",
     )  # fmt: skip
 
 

@@ -97,7 +97,7 @@ def main():
     """Runs the cases that are not in the result file, and prints the tables."""
     parser = make_parser(__doc__)
     parser.add_argument("--only", action="append", help="run this case alone")
-    add_minutes(parser)
+    add_minutes(parser, 3)  # a case takes up to a minute and a half
     parser.add_argument("--case", help="used by the script itself")
     args = parser.parse_args()
     if args.case is not None:

@@ -273,6 +273,18 @@ def test_strings_are_for_the_classifier(name):
             clone(estimator).fit(X, y, eval_set=(X, wrong), **more)
 
 
+@pytest.mark.parametrize("name", CASES)
+def test_targets_that_no_array_can_hold_are_refused(name):
+    """Also those with an array in each row."""
+    estimator, _, _, more = CASES[name]
+    cells, nested = np.empty(ROWS, object), []
+    cells[:] = [np.ones(2)] * ROWS
+    nested.append(nested)
+    for wrong in (cells, nested, [[1.0, 2.0], [3.0]] * (ROWS // 2)):
+        with pytest.raises((TypeError, ValueError), match=r"^y must hold"):
+            clone(estimator).fit(X, wrong, **more)
+
+
 def test_scores_check_their_targets_and_weights():
     ranker, distribution = FITTED["ranker"], FITTED["distribution"]
     for wrong in (-1, np.nan):

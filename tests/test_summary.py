@@ -277,6 +277,7 @@ def test_nothing_known(values):
     [
         (np.zeros((2, 2)), None, ValueError, r"values must be 1-D, got shape \(2, 2\)"),
         (["a"], None, TypeError, "values must hold numbers"),
+        (np.array([np.ones(2), None], object), None, TypeError, "values must hold"),
         ([1.0, 2.0], [1.0], ValueError, r"weight must have shape \(2,\), got \(1,\)"),
         ([1.0, 2.0], [1.0, -2.0], ValueError, r">= 0, got -2.0 in row 1"),
         ([1.0], [np.nan], ValueError, r"weight must be finite and >= 0, got nan"),

@@ -17,7 +17,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from jboost import losses
 from jboost.boosting.settings import takes_settings
 from jboost.entry.arguments import explain_arguments
-from jboost.entry.checks import refuse_mask
+from jboost.entry.checks import as_array, refuse_mask
 from jboost.entry.messages import show
 from jboost.sklearn.estimators import (
     Boosting,
@@ -279,7 +279,7 @@ class JBoostClassifier(ClassifierMixin, Boosting):
 
 def _has_columns(y):
     if isinstance(y, list):
-        y = np.asarray(y)
+        y = as_array(y, "y must hold a label for each row")
     shape = getattr(y, "shape", ())
     return len(shape) == 2 and shape[1] > 1
 

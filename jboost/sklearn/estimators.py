@@ -29,6 +29,7 @@ from jboost.entry.arguments import (
     rename_twins,
 )
 from jboost.entry.checks import (
+    as_array,
     check_integer,
     check_link,
     fill_mask,
@@ -58,7 +59,7 @@ def read_targets(
     """
     refuse_none(y)
     y = refuse_mask(y, name)
-    cells = np.asarray(y)
+    cells = as_array(y, f"{name} must hold a number for each row")
     if cells.ndim == 0:
         raise ValueError(
             f"{name} must hold a number for each row, got {type(y).__name__}"
@@ -70,6 +71,13 @@ def read_targets(
             raise ValueError(
                 f"{name} must hold numbers, got {show(str(word))}; JBoostClassifier "
                 "takes strings as labels"
+            )
+        several_in_one = (cell for cell in cells.ravel() if getattr(cell, "shape", ()))
+        cell = next(several_in_one, None)
+        if cell is not None:
+            raise ValueError(
+                f"{name} must hold a number for each row, got cells of type "
+                f"{type(cell).__name__} of shape {cell.shape}"
             )
     y = check_array(y, ensure_2d=False, ensure_all_finite=False, input_name=name)
     if several and y.ndim == 2 and y.shape[1] > 1:

@@ -155,7 +155,8 @@ def is_gap(value: Any) -> bool:
     if isinstance(value, str):
         return False
     # pandas.NA is recognized by name, because pandas.NA != pandas.NA is not a bool.
-    return value is None or type(value).__name__ == "NAType" or bool(value != value)
+    differs = value is None or type(value).__name__ == "NAType" or value != value
+    return getattr(differs, "ndim", 0) == 0 and bool(differs)  # arrays are no gaps
 
 
 def _sort_out(column):
