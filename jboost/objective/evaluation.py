@@ -38,12 +38,16 @@ def map_rows(
     For K > 1 it evaluates one block of rows at a time to save memory: Hessians take K^2
     numbers per row, and even gradients would otherwise exist in two layouts.
     """
-    num_scores = scores.shape[0]
+    num_scores, num_rows = scores.shape
     square = program in (objective.loss.hessian, objective.loss.information)
     entries = num_scores**2 if square else num_scores
     if num_scores == 1:
         return finish(evaluate_rows(objective, program, scores))
-    many = max(1, min(_MANY_ROWS, _MANY_NUMBERS // entries))
+    # About half of the rows: small tables, perhaps many side by side, are not filled up
+    # to a large block.
+    half = 1 << max(0, (num_rows - 1).bit_length() - 1)
+    rows = min(max(half, _FEW_ROWS), _MANY_ROWS)
+    many = max(1, min(rows, _MANY_NUMBERS // entries))
     run = partial(_map_blocks, objective, program, finish)
     small, large = (partial(run, size=n) for n in (block_size(entries), many))
     return choose(xla=small, cuda=large)(objective.targets, scores)
