@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def test_types_agree():
-    """It keeps one processor busy for long, while the other runs other tests."""
+    """A test of its own, so that other tests run beside pyright."""
     folder = Path(sys.executable).parent
     done = subprocess.run(
         [folder / "pyright", "--pythonpath", sys.executable],

@@ -7,6 +7,7 @@ The tables go over all estimators, methods and arguments, so that a new one is i
 import inspect
 import itertools
 import re
+from functools import cache
 
 import jax.experimental.sparse
 import jax.numpy as jnp
@@ -47,10 +48,12 @@ CASES = {
     "ranker": (JBoostRanker(**FEW), LEVELS, 1, dict(qid=QUERIES)),
     "distribution": (JBoostDistribution(init_score=[0, 0], **FEW), Y, 2, {}),
 }
-FITTED = {
-    name: clone(estimator).fit(X, y, **more)
-    for name, (estimator, y, _, more) in CASES.items()
-}
+
+
+@cache
+def get_fitted(name):
+    estimator, y, _, more = CASES[name]
+    return clone(estimator).fit(X, y, **more)
 
 
 def make_arguments(name):
@@ -62,8 +65,8 @@ def make_arguments(name):
 
 def list_calls():
     """Yields (case, settings, method, argument) of every method that takes rows."""
-    for name, fitted in FITTED.items():
-        for method, function in inspect.getmembers(fitted, callable):
+    for name, (estimator, *_) in CASES.items():
+        for method, function in inspect.getmembers(estimator, callable):
             if method.startswith(("_", "set_", "get_")):
                 continue
             taken = inspect.signature(function).parameters
@@ -90,7 +93,7 @@ def test_the_table_of_calls_is_full():
 )
 def test_arguments_of_other_lengths_are_refused(name, settings, method, argument, size):
     """In the words of scikit-learn where its own ``score`` checks them."""
-    estimator = FITTED[name]
+    estimator = get_fitted(name)
     if method == "fit":
         estimator = clone(estimator).set_params(**settings)
     function = getattr(estimator, method)
@@ -120,7 +123,7 @@ def test_validation_sets_of_other_lengths_are_refused(name):
 
 @pytest.mark.parametrize("name", CASES)
 def test_returned_arrays_belong_to_the_caller(name):
-    fitted, checked = FITTED[name], []
+    fitted, checked = get_fitted(name), []
     for method in dir(fitted):
         if not re.match("(staged_)?(predict|decision_function|apply)", method):
             continue
@@ -275,7 +278,7 @@ def test_strings_are_for_the_classifier(name):
 
 @pytest.mark.parametrize("name", CASES)
 def test_targets_that_no_array_can_hold_are_refused(name):
-    """Also those with an array in each row."""
+    """Lists without a shape, and cells that are arrays."""
     estimator, _, _, more = CASES[name]
     cells, nested = np.empty(ROWS, object), []
     cells[:] = [np.ones(2)] * ROWS
@@ -286,7 +289,7 @@ def test_targets_that_no_array_can_hold_are_refused(name):
 
 
 def test_scores_check_their_targets_and_weights():
-    ranker, distribution = FITTED["ranker"], FITTED["distribution"]
+    ranker, distribution = get_fitted("ranker"), get_fitted("distribution")
     for wrong in (-1, np.nan):
         with pytest.raises(ValueError, match="y must contain relevances"):
             ranker.score(X, np.where(LEVELS == 1, wrong, LEVELS), qid=QUERIES)
@@ -301,16 +304,16 @@ def test_scores_check_their_targets_and_weights():
 @pytest.mark.parametrize("name", CASES)
 def test_results_before_fit_are_not_there_yet(name):
     estimator = CASES[name][0]
-    known = [each for each in vars(FITTED[name]) if each.endswith("_")]
+    known = [each for each in vars(get_fitted(name)) if each.endswith("_")]
     known += ["evals_result_", "n_iter_", "best_iteration_", "feature_importances_"]
     assert {"model_", "history_", "n_features_in_"} < {*known}
     for attribute in known:
         assert not hasattr(estimator, attribute)
         with pytest.raises(NotFittedError, match="not fitted yet"):
             getattr(estimator, attribute)
-        getattr(FITTED[name], attribute)
+        getattr(get_fitted(name), attribute)
     with pytest.raises(AttributeError, match="no attribute 'nothing_'"):
-        FITTED[name].nothing_  # noqa: B018
+        get_fitted(name).nothing_  # noqa: B018
     with pytest.raises(AttributeError, match="no attribute 'predict_proba'"):
         JBoostClassifier("hinge").predict_proba  # noqa: B018
 
@@ -323,7 +326,7 @@ def test_attributes_of_other_libraries_are_answered():
         shap_values=r"jb\.shap_values", partial_fit=r"jb\.fit\(.*model=", history="y_",
         feature_name_="feature_names_in_", get_score=r"jb\.feature_importance",
     ).items():  # fmt: skip
-        for estimator in (FITTED["classifier"], JBoostRanker()):
+        for estimator in (get_fitted("classifier"), JBoostRanker()):
             assert not hasattr(estimator, attribute)
             with pytest.raises(AttributeError, match=f"'{attribute}'; use .*{words}"):
                 getattr(estimator, attribute)

@@ -303,9 +303,7 @@ def test_a_search_of_scikit_learn():
     copy = pickle.loads(pickle.dumps(pipeline))
     chances = pipeline.predict_proba(X)
     np.testing.assert_array_equal(copy.predict_proba(X), chances)
-    rows = np.arange(len(X))  # training on all of them compiles nothing
-    folds = [(rows, rows[:80]), (rows, rows[80:])]
-    assert cross_val_score(clone(search), X, labels, cv=folds).min() > 0.7
+    assert cross_val_score(clone(search), X, labels, cv=2).min() > 0.7
     expected, _ = jb.tune(
         StandardScaler().fit_transform(X), labels == "low", losses.logistic, trials=3,
         folds=2, stratify=True, space={"l2": (0.5, 5.0)}, ensemble=2, num_rounds=16,

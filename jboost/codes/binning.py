@@ -7,13 +7,13 @@ feature, 2 for the next, ...
 """
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
+from jax.sharding import PartitionSpec
 from jaxtyping import Array, ArrayLike, Float, Shaped, UInt8, UInt16, UInt32
 
 from jboost.codes.bins import MISSING, Bins
@@ -24,7 +24,6 @@ from jboost.entry.context import (
     current_implementation,
     find_mesh,
     is_on_cpu,
-    map_shards,
     runs_on_cpu,
 )
 from jboost.entry.decorators import on_host, traceable
@@ -398,7 +397,7 @@ def apply_bins(
         found = binning_cpu.find_codes(thresholds, matrix, call_on_host)
         return jax.device_put(found)
     if find_mesh(matrix) is not None:
-        return map_shards(partial(_apply_bins, bins.thresholds), matrix)
+        return compiled(_apply_in_shards, matrix.sharding)(bins.thresholds, matrix)
     codes = compiled(_apply_bins)(bins.thresholds, matrix)
     # The program may read x where it lies, and the caller may change it.
     return codes if isinstance(x, jax.Array) else jax.block_until_ready(codes)
@@ -488,6 +487,15 @@ def _apply_bins(thresholds, matrix):
     if thresholds.shape[1] >= MOST_BINS:
         return _find_codes(thresholds, matrix)
     run = library.choose(cpu=binning_cpu.find_codes, xla=_find_codes)
+    return run(thresholds, matrix)
+
+
+def _apply_in_shards(sharding, thresholds, matrix):
+    rows = PartitionSpec(sharding.spec[0])
+    run = jax.shard_map(
+        _apply_bins, mesh=sharding.mesh, in_specs=(PartitionSpec(), rows),
+        out_specs=rows, check_vma=False,
+    )  # fmt: skip
     return run(thresholds, matrix)
 
 

@@ -80,17 +80,16 @@ def count_bytes(arrays: Any) -> int:
 
 
 def added_bytes(program: Compiled, *operands: Any) -> int:
-    """Compiles for such shapes; returns the bytes needed besides the operands.
-
-    These are results and scratch.
-    """
+    """Returns the bytes of results and scratch; see :func:`compile_ahead`."""
     return compile_ahead(program, *operands)[0]
 
 
 def compile_ahead(program: Compiled, *operands: Any) -> tuple[int, Any]:
-    """Returns also the shapes of the results, with their places on a mesh.
+    """Compiles a program for shapes of operands.
 
-    A later call with operands of these shapes and places does not compile again.
+    Returns the bytes that it needs besides the operands, for results and scratch, and
+    the shapes of the results, with their places on a mesh. A later call with operands
+    of these shapes and places does not compile again.
     """
     lowered = program.jitted(*operands).lower(*operands)
     made = lowered.compile()
@@ -103,8 +102,8 @@ def compile_ahead(program: Compiled, *operands: Any) -> tuple[int, Any]:
 
 
 def _describe(shape, place):
-    spread = isinstance(place, jax.sharding.NamedSharding)
-    place = place if spread else None
+    if not isinstance(place, jax.sharding.NamedSharding):
+        place = None
     return jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=place)
 
 

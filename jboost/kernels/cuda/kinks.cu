@@ -38,6 +38,25 @@ struct Kinks {
   }
 };
 
+// Returns the rows of a member of the batch from the first operands of a kernel.
+__device__ __forceinline__ Kinks read_kinks(const Strides& strides,
+                                            const float* minimizer, const float* scores,
+                                            const float* weights, const float* left,
+                                            const float* kink, const float* scale,
+                                            const int* group, i64 num_groups,
+                                            i64 left_step, i64 kink_step) {
+  return {member(minimizer, strides, 0),
+          member(scores, strides, 1),
+          member(weights, strides, 2),
+          member(left, strides, 3),
+          member(kink, strides, 4),
+          *member(scale, strides, 5),
+          member(group, strides, 6),
+          num_groups,
+          left_step,
+          kink_step};
+}
+
 __device__ __forceinline__ u64* start_table(u64* result, char* memory, i64 cells,
                                             i64 shared) {
   if (!shared) return result;
@@ -62,16 +81,8 @@ JBOOST_KERNEL __launch_bounds__(512)
               i64 num_groups, i64 left_step, i64 kink_step, i64 rows_per_block,
               i64 shared) {
   JBOOST_SHARED(memory);
-  const Kinks kinks = {member(minimizer, strides, 0),
-                       member(scores, strides, 1),
-                       member(weights, strides, 2),
-                       member(left, strides, 3),
-                       member(kink, strides, 4),
-                       *member(scale, strides, 5),
-                       member(group, strides, 6),
-                       num_groups,
-                       left_step,
-                       kink_step};
+  const Kinks kinks = read_kinks(strides, minimizer, scores, weights, left, kink, scale,
+                                 group, num_groups, left_step, kink_step);
   result = member(result, strides, 7);
   u64* table = start_table(result, memory, 2 * num_groups, shared);
   const i64 begin = blockIdx.x * rows_per_block;
@@ -96,16 +107,8 @@ JBOOST_KERNEL __launch_bounds__(512)
                        i64 left_step, i64 kink_step, i64 rows_per_block, i64 shared,
                        i64 ends, i64 bits) {
   JBOOST_SHARED(memory);
-  const Kinks kinks = {member(minimizer, strides, 0),
-                       member(scores, strides, 1),
-                       member(weights, strides, 2),
-                       member(left, strides, 3),
-                       member(kink, strides, 4),
-                       *member(scale, strides, 5),
-                       member(group, strides, 6),
-                       num_groups,
-                       left_step,
-                       kink_step};
+  const Kinks kinks = read_kinks(strides, minimizer, scores, weights, left, kink, scale,
+                                 group, num_groups, left_step, kink_step);
   prefixes = member(prefixes, strides, 7);
   result = member(result, strides, 9);
   const int below = (int)*member(shift, strides, 8);
