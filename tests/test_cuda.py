@@ -88,10 +88,10 @@ def check_sums(run, columns, values, node, *sizes):
         (1001, 5, 256, 3, 2),
         (4099, 3, 17, 1, 3),
         (200, 2, 700, 4, 2),
-        (177, 40, 256, 40, 1),  # several groups of features and ranges of nodes
+        (177, 40, 256, 40, 3),  # several groups of features and ranges of nodes
         (200, 2, 256, 900, 2),  # no table in shared memory
         (100, 2, 40_000, 3, 2),
-        (1, 1, 2, 1, 1),
+        (1, 1, 2, 1, 2),
     ],
 )
 def test_histograms(num_rows, num_features, num_bins, num_nodes, channels):
@@ -105,12 +105,12 @@ def test_histograms(num_rows, num_features, num_bins, num_nodes, channels):
     SHAPE,
     [
         (1001, 5, 256, 3, 2),
-        (4099, 14, 17, 1, 1),
+        (4099, 14, 17, 1, 3),
         (9000, 28, 100, 2, 2),  # several blocks of rows
-        (177, 40, 256, 40, 1),  # three blocks of codes: one group is not full
+        (177, 40, 256, 40, 3),  # three blocks of codes: one group is not full
         (201, 70, 16, 5, 2),
         (200, 2, 256, 900, 2),
-        (1, 1, 2, 1, 1),
+        (1, 1, 2, 1, 2),
         (4097, 9, 33, 7, 3),
     ],
 )
@@ -274,6 +274,10 @@ CASES = dict(
     limited=dict(
         y=Y > 1, loss=jb.losses.logistic, categorical=[2], monotone={0: 1}, max_depth=1
     ),
+    bounded=dict(
+        y=Y > 1, loss=jb.losses.logistic, monotone={0: 1, 2: -1}, l1=0.3, max_depth=3,
+        max_delta_step=0.7, colsample_bylevel=0.7, rows_per_threshold=9,
+    ),
     scores=dict(  # whose trees are a batch
         y=np.stack([Y, X[:, 2]], 1), loss=squared_distance, num_scores=2,
         share_structure=False, max_depth=1,
@@ -324,7 +328,7 @@ def test_training_is_lowered_for_gpus():
             )
         ).trace(jnp.asarray(Y))
         text = traced.lower(lowering_platforms=("cuda",)).as_text()
-    for kernel in ("packed_histogram_2", "search_2", "count_sides_u8", "route_u8"):
+    for kernel in ("packed_histogram_2", "search_2", "sample_features", "route_u8"):
         assert f'kernel = "{kernel}"' in text
     assert text.count("jboost_launch") > 5
 

@@ -20,7 +20,6 @@ from jboost.kernels.cuda_launch import (
     SHARED_BYTES,
     THREADS,
     Launch,
-    count_copies,
     divide_rows,
     launch,
 )
@@ -35,26 +34,12 @@ def takes(codes: Any) -> bool:
     return not codes.is_sparse and codes.columns.dtype in (jnp.uint8, jnp.uint16)
 
 
-def histogram(
-    columns, channels, node, enabled=True, counted=True, *, num_nodes, num_bins
-):  # fmt: skip
+def histogram(columns, channels, node, enabled=True, *, num_nodes, num_bins):
     """See :func:`jboost.kernels.xla.histogram`; zeros unless ``enabled``.
 
-    Args:
-      counted: whether the third channel is summed as well.
+    There are up to three channels.
     """
-
-    def build(channels, enabled):
-        sizes = (num_nodes, num_bins)
-        return _sum_columns(columns, channels, node, enabled, sizes)
-
-    return _sum_parts(build, channels, _flag(enabled), counted)
-
-
-def _sum_columns(columns, channels, node, enabled, sizes):
-    """Sums one or two channels [N, C] of codes by feature."""
     (num_features, num_rows), num_channels = columns.shape, channels.shape[1]
-    num_nodes, num_bins = sizes
     width = min(num_features, 32)
     cell = num_bins * num_channels * INT
     nodes = min(num_nodes, SHARED_BYTES // cell)
@@ -73,7 +58,7 @@ def _sum_columns(columns, channels, node, enabled, sizes):
         cell * nodes * features if shared else 0,
         zeroed=(True,),
     )
-    return launch(run, columns, channels, node, enabled)
+    return launch(run, columns, channels, node, _flag(enabled))
 
 
 def takes_packed(packed: Array | None, num_nodes: int, num_bins: int) -> bool:
@@ -83,9 +68,8 @@ def takes_packed(packed: Array | None, num_nodes: int, num_bins: int) -> bool:
 
 
 def packed_histogram(
-    packed, channels, node, enabled=True, counted=True, *, num_features, num_nodes,
-    num_bins,
-):  # fmt: skip
+    packed, channels, node, enabled=True, *, num_features, num_nodes, num_bins
+):
     """Computes :func:`histogram` faster, from codes by row that :func:`pack` made.
 
     For one node, the kernel reads all rows, otherwise only the rows with a node.
@@ -94,27 +78,7 @@ def packed_histogram(
     rows, starts = node, jnp.zeros(1, jnp.int32)
     if listed:
         rows, starts = _list_rows(node, enabled, num_nodes)
-    sizes = (num_nodes, num_bins, listed)
-
-    def build(channels, enabled):
-        return _sum_packed(packed, channels, rows, starts, enabled, sizes)
-
-    return _sum_parts(build, channels, enabled, counted)[:, :num_features]
-
-
-def _sum_parts(build, channels, enabled, counted):
-    """Sums the third channel, if there is one, only if it is counted."""
-    sums = build(channels[:, :2], enabled)
-    if channels.shape[1] < 3:
-        return sums
-    last = build(channels[:, 2:], enabled & _flag(counted))
-    return jnp.concatenate([sums, last], axis=-1)
-
-
-def _sum_packed(packed, channels, rows, starts, enabled, sizes):
-    """Sums one or two channels [N, C] of packed codes."""
-    (num_nodes, num_bins, listed), num_channels = sizes, channels.shape[1]
-    blocks, num_rows, width = packed.shape
+    (blocks, num_rows, width), num_channels = packed.shape, channels.shape[1]
     groups = -(-blocks * width // _COLUMNS)
     columns = min(_COLUMNS, blocks * width)  # columns in a group's result
     shape = (num_nodes, groups, num_channels, num_bins, columns)
@@ -130,7 +94,8 @@ def _sum_packed(packed, channels, rows, starts, enabled, sizes):
     sums = launch(run, packed, channels, rows, starts, enabled)
     # From [node, group, channel, bin, column] to [node, feature, bin, channel].
     sums = sums.transpose(0, 1, 4, 3, 2)
-    return sums.reshape(num_nodes, groups * columns, num_bins, num_channels)
+    sums = sums.reshape(num_nodes, groups * columns, num_bins, num_channels)
+    return sums[:, :num_features]
 
 
 def _list_rows(node, enabled, num_nodes):
@@ -178,46 +143,39 @@ def find_cuts(
     histogram: Int32[Array, "M F B C"],
     allowed: Bool[Array, "M F"],
     unit: Float[Array, "2"],
-    limits: Float[Array, "2"],
+    numbers: Float[Array, "3"],
     counts: Int32[Array, "2"],
-    seeds: UInt32[Array, "M 2"],
+    seed: UInt32[Array, "2"],
+    level: Int32[Array, ""],
+    bounds: Float[Array, "M 2"] | None,
+    monotone: Int32[Array, " F"] | None,
 ) -> BestCuts:
-    """Finds the best cut of each node and feature, without limits on leaf values.
+    """Finds the best cut of each node and feature.
 
     Args:
-      limits: l2 in units of the curvature's integers, and the least weight of a child.
+      numbers: l2 in units of the curvature's integers, the least weight of a child,
+        and l1, which counts where leaf values are limited.
       counts: the least number of rows of a child, and ``rows_per_threshold``.
-      seeds: the seed of each node for the draw of thresholds.
+      seed: the seed of the tree.
+      bounds, monotone: limits of the leaf values below each node, and the constraint on
+        each feature; None: leaf values are not limited.
     """
     nodes, features, bins, channels = histogram.shape
     threads = min(256, -(-bins // LANES) * LANES)
     shape = (nodes, features)
+    limited = "" if bounds is None else "limited_"
     run = Launch(
-        f"search_{channels}",
+        f"search_{limited}{channels}",
         (floats(*shape), ints(*shape), floats(nodes)),
         (nodes * features, 1),
         (features, bins),
         (channels + 3) * (1024 // LANES) * INT,  # enough for 1,024 threads
         threads=threads,
     )
-    return BestCuts(*launch(run, histogram, allowed, unit, limits, counts, seeds))
-
-
-def count_sides(codes, split, row_slot, in_bag):
-    """See :func:`jboost.trees.levels.count_sides`."""
-    slots, num_rows = split.feature.shape[0], row_slot.shape[0]
-    copies = count_copies(3 * slots)
-    blocks, rows = divide_rows(num_rows, BLOCKS)
-    run = Launch(
-        f"count_sides_{_suffix(codes.columns)}",
-        (ints(slots, 3),),
-        (blocks, 1),
-        (num_rows, slots, rows, copies),
-        3 * slots * copies * INT,
-        zeroed=(True,),
-    )
-    splits = split.feature, split.threshold
-    return launch(run, codes.columns, *splits, row_slot, in_bag)
+    if bounds is None or monotone is None:
+        bounds, monotone = jnp.zeros((1, 2), jnp.float32), jnp.zeros(1, jnp.int32)
+    numbers_of_all = unit, numbers, counts, seed, level
+    return BestCuts(*launch(run, histogram, allowed, *numbers_of_all, bounds, monotone))
 
 
 def route_rows(codes, split, *others, slots):
@@ -233,18 +191,17 @@ def route_rows(codes, split, *others, slots):
     return launch(run, codes.columns, *splits, *others)
 
 
-def sample_features(seeds, fractions, *, num_features):
+def sample_features(seed, level, fractions, *, slots, num_features):
     """See :func:`jboost.trees.levels.sample_features`."""
-    nodes = seeds.shape[1]
     run = Launch(
         "sample_features",
-        (jax.ShapeDtypeStruct((nodes, num_features), jnp.bool_),),
-        (nodes, 1),
-        (nodes, num_features),
+        (jax.ShapeDtypeStruct((slots, num_features), jnp.bool_),),
+        (slots, 1),
+        (num_features,),
         INT,
         threads=128,
     )
-    return launch(run, seeds, fractions)
+    return launch(run, seed, level, fractions)
 
 
 def _flag(enabled):

@@ -18,7 +18,6 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int32, Shaped, UInt8, UInt32
 
 from jboost.boosting.method import Method
-from jboost.codes.bins import MISSING
 from jboost.codes.codes import DenseCodes
 from jboost.entry.context import current_implementation
 from jboost.entry.exchanges import add_processes, agree
@@ -39,6 +38,7 @@ from jboost.trees.grow import make_level_limits
 from jboost.trees.histogram import sum_plain_histogram
 from jboost.trees.levels import (
     Pairs,
+    count_sides,
     find_splits,
     join_children,
     make_leaf,
@@ -299,7 +299,7 @@ def _find(max_depth, num_bins, slots, level, nodes, measure, words, limits):
         level, nodes.histogram, nodes.position, nodes.paths, measure.unit,
         measure.num_in_bag, words, limits,
     )  # fmt: skip
-    count = _count_sides(nodes.histogram, split)
+    count = count_sides(nodes.histogram, split)
     split, left_smaller = settle_splits(split, count, num_bins)
     pairs = pair_children(nodes.position, split, slots)
     return Step(
@@ -312,19 +312,6 @@ def _find(max_depth, num_bins, slots, level, nodes, measure, words, limits):
             nodes.paths, level, nodes.position, split, pairs.source, slots, max_depth
         ),
     )
-
-
-def _count_sides(histogram, split):
-    """Counts rows in the bag by slot: at or below the threshold, above, missing."""
-    slots, _, num_bins, _ = histogram.shape
-    # The last channel counts rows, also where it is the curvature of uniform ones.
-    count = histogram[jnp.arange(slots, dtype=jnp.int32), split.feature, :, -1]
-    code = jnp.arange(num_bins, dtype=jnp.int32)[None, :]
-    below = (code > MISSING) & (code <= split.threshold[:, None])
-    left = jnp.sum(jnp.where(below, count, 0), axis=1, dtype=count.dtype)
-    missing = count[:, MISSING]
-    right = jnp.sum(count, axis=1, dtype=count.dtype) - left - missing
-    return jnp.stack([left, right, missing], axis=1)
 
 
 def _join(slots, histogram, step, sums):

@@ -33,6 +33,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float, Int32, UInt32
 
 from jboost.codes.bins import MISSING
@@ -123,8 +124,8 @@ def find_mixed_split(
     missing = sums[:, :, MISSING, None]
     shrunk, varies = _shrink(sums, squares, total)
     shrunk = jnp.where(onehot[None], sums, shrunk)
-    ranked = _rank_codes(sums, shrunk, onehot, varies)
     least = child_limits(min_child_weight, min_child_samples)
+    ranked = _rank_codes(sums, shrunk, onehot, varies, least[1] > 0)
     size = _score_size(total, unit, l2, values)
     num_rows = total[-1, 0, 0]
     total = jnp.sum(shrunk, axis=2, keepdims=True)
@@ -177,6 +178,13 @@ def pack_bits(chosen: Bool[Array, " B"]) -> UInt32[Array, " W"]:
     bits = jnp.pad(chosen, (0, WORD * words - chosen.shape[0])).reshape(words, WORD)
     bit = jnp.arange(WORD, dtype=jnp.uint32)[None, :]
     return jnp.sum(bits.astype(jnp.uint32) << bit, axis=1, dtype=jnp.uint32)
+
+
+def unpack_bits(words: UInt32[Array, "*M W"], num_bins: int) -> Bool[Array, "*M B"]:
+    """Undoes :func:`pack_bits`."""
+    code = np.arange(num_bins)
+    word, bit = words[..., code // WORD], (code % WORD).astype(np.uint32)
+    return (word >> jnp.broadcast_to(bit, word.shape)) & 1 == 1
 
 
 class _Ranked(NamedTuple):
@@ -236,13 +244,16 @@ def _sum_by_halves(values):
     return values
 
 
-def _rank_codes(sums, shrunk, onehot, varies):
+def _rank_codes(sums, shrunk, onehot, varies, counted):
     """Ranks by shrunk means; codes that are not seen come last.
 
     Where categories do not vary, they only part from missing values, all together.
+    Unless ``counted``, codes whose derivatives are all 0 are not seen.
     """
     code = jnp.broadcast_to(jnp.arange(sums.shape[2], dtype=jnp.int32), sums.shape[1:])
-    seen = jnp.any(sums != 0, axis=0) & (code > MISSING)
+    seen = jnp.any(sums[:2] != 0, axis=0)
+    seen |= counted & jnp.any(sums[2:] != 0, axis=0)
+    seen &= code > MISSING
     weight = jnp.maximum(shrunk[1], 1).astype(jnp.float32)
     mean = shrunk[0].astype(jnp.float32) / weight
     # -0 is no other key than 0.

@@ -19,12 +19,12 @@ from jboost.codes.bins import MISSING
 from jboost.codes.codes import DenseCodes
 from jboost.kernels import grow_cpu, xla
 from jboost.kernels.library import choose
+from jboost.numerics.exact import sum_by_group
 from jboost.trees import paths
 from jboost.trees.candidates import Segments, accumulate, find_bins
 from jboost.trees.grow import kernel_limits
 from jboost.trees.levels import (
     column_fractions,
-    count_sides,
     least_samples,
     lookup,
     make_leaf,
@@ -438,10 +438,21 @@ def _make_root(order, rows, max_depth, slots, path):
     return SortedLevel(order, moves, groups, position, nobody, nobody, tree, path)
 
 
+def _count_sides(rows, split, row_slot):
+    """Computes :func:`jboost.trees.levels.count_sides` from the rows."""
+    slots = split.feature.shape[0]
+    code = rows.codes.row_codes(lookup(split.feature, row_slot, 0))
+    above = code > lookup(split.threshold, row_slot, 0)
+    side = jnp.where(code == MISSING, 2, above.astype(jnp.int32))
+    group = jnp.where(rows.in_bag & (row_slot < slots), 3 * row_slot + side, 3 * slots)
+    ones = jnp.ones(row_slot.shape[0], jnp.int32)
+    return sum_by_group(ones, group, 3 * slots).reshape(slots, 3)
+
+
 def _split_nodes(level, state, order, split, rows, max_depth):
     """Records the splits, and determines which rows move."""
     slots, (slot, start, size) = state.position.shape[0], state.groups
-    count = count_sides(rows.codes, split, state.row_slot, rows.in_bag)
+    count = _count_sides(rows, split, state.row_slot)
     split, left_smaller = settle_splits(split, count, MOST_CODES)
     source, pair, position = pair_children(state.position, split, slots)
     moved = route_rows(

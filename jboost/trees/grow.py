@@ -30,7 +30,6 @@ from jboost.trees.levels import (
     find_splits,
     join_children,
     make_leaf,
-    needs_counts,
     pair_children,
     pass_paths,
     route_rows,
@@ -54,7 +53,6 @@ class _PlainState(NamedTuple):
     position: Int32[Array, " M"]  # position of the slot's node on its level; -1: empty
     row_slot: Int32[Array, " N"]  # M: the row's node has stopped growing
     row_position: Int32[Array, " N"]
-    tree: Tree
     paths: Paths
 
 
@@ -68,6 +66,7 @@ def _grow_plainly(
     limits, unit = to_search_units(given, rows.unit)
 
     def grow_level(level, state, slots):
+        """Returns the next level, and the splits of this one."""
         squares = None
         if limits.categories is not None:
             squares = _sum_squares(rows, state.row_slot, state.position.shape[0])
@@ -75,9 +74,12 @@ def _grow_plainly(
             level, state.histogram, state.position, state.paths, unit,
             rows.num_in_bag, seed, limits, squares=squares,
         )  # fmt: skip
-        return _split_nodes(
-            level, state, split, rows, limits, slots, num_bins, max_depth
-        )
+        return _split_nodes(level, state, split, rows, slots, num_bins, max_depth)
+
+    def grow_shared(level, carried):
+        state, tree = carried
+        after, split = grow_level(level, state, slots)
+        return after, write_splits(level, state.position, tree, split)
 
     # Levels of few nodes share one loop body, with slots for the largest of them: it
     # compiles once, and empty slots cost little. Deeper levels would pay for them,
@@ -86,30 +88,33 @@ def _grow_plainly(
     slots = min(2 ** (max(1, min(max_depth, shared_levels)) - 1), most)
     shared = max_depth if max_depth <= shared_levels else max(0, shared_levels - 1)
     node = jnp.where(rows.in_bag, jnp.int32(0), -1)
-    root = _sum_nodes(rows, node, 1, limits, num_bins)
+    root = _sum_nodes(rows, node, 1, num_bins)
     path = start_paths(limits, max_leaves, slots, max_depth)
     leaf = make_leaf(max_depth, num_bins, limits.categories is not None)
     # The first level: the root in slot 0, the other slots empty.
     histogram = jnp.zeros((slots, *root.shape[1:]), jnp.int32).at[:1].set(root)
     position = jnp.full(slots, -1, jnp.int32).at[0].set(0)
     start = jnp.zeros(gradient.shape[0], jnp.int32)
-    state = _PlainState(histogram, position, start, start, leaf, path)
-    state = jax.lax.fori_loop(
-        0, shared, lambda level, state: grow_level(jnp.int32(level), state, slots),
-        state,
-    )  # fmt: skip
+    state = _PlainState(histogram, position, start, start, path)
+    state, tree = jax.lax.fori_loop(
+        jnp.int32(0), jnp.int32(shared), grow_shared, (state, leaf)
+    )
+    made = []
     for level in range(shared, max_depth):
-        state = grow_level(level, state, min(2 ** min(level + 1, max_depth - 1), most))
+        before, slots = state, min(2 ** min(level + 1, max_depth - 1), most)
+        state, split = grow_level(level, before, slots)
+        made.append((jnp.full_like(before.position, level), before.position, split))
+    if made:
+        levels, positions, splits = jax.tree.map(lambda *a: jnp.concatenate(a), *made)
+        tree = write_splits(levels, positions, tree, splits)
     bounds = restore_bounds(state.paths.leaf_bounds, given, rows.unit)
-    return state.tree._replace(bounds=bounds), state.row_position
+    return tree._replace(bounds=bounds), state.row_position
 
 
-def _sum_nodes(
-    rows, node, num_nodes, limits, num_bins, enabled: Any = True, *, children=False
-):  # fmt: skip
-    """Sums the histograms of the nodes, and counts only where they are needed."""
+def _sum_nodes(rows, node, num_nodes, num_bins, enabled: Any = True, *, children=False):
+    """Sums the histograms of the nodes."""
     sums = sum_plain_histogram(
-        rows.codes, rows.channels, node, enabled, needs_counts(limits),
+        rows.codes, rows.channels, node, enabled,
         num_nodes=num_nodes, num_bins=num_bins, children=children,
     )  # fmt: skip
     return total(sums)
@@ -126,11 +131,10 @@ def _sum_squares(rows, row_slot, slots):
     return sum_by_group(jnp.square(gradient), group, slots + 1)[:slots]
 
 
-def _split_nodes(level, state, split, rows, limits, slots, num_bins, max_depth):
-    """Records the splits, routes the rows, and sums the next level's nodes."""
-    count = count_sides(rows.codes, split, state.row_slot, rows.in_bag)
+def _split_nodes(level, state, split, rows, slots, num_bins, max_depth):
+    """Routes the rows, and sums the next level's nodes; also returns final splits."""
+    count = count_sides(state.histogram, split)
     split, left_smaller = settle_splits(split, count, num_bins)
-    tree = write_splits(level, state.position, state.tree, split)
     pairs = pair_children(state.position, split, slots)
     moved = route_rows(
         rows.codes, split, pairs.pair, left_smaller, rows.in_bag, state.row_slot,
@@ -145,11 +149,10 @@ def _split_nodes(level, state, split, rows, limits, slots, num_bins, max_depth):
         done |= path.free == 0
     # Of one shard, more than half of the rows may be in smaller children.
     whole, size = current_shards() is None, pairs.source.shape[0]
-    small = _sum_nodes(rows, moved.node, size, limits, num_bins, ~done, children=whole)
+    small = _sum_nodes(rows, moved.node, size, num_bins, ~done, children=whole)
     histogram = join_children(state.histogram, pairs.source, left_smaller, small, slots)
-    return _PlainState(
-        histogram, pairs.position, moved.slot, moved.position, tree, path
-    )
+    after = _PlainState(histogram, pairs.position, moved.slot, moved.position, path)
+    return after, split
 
 
 def _grow_natively(

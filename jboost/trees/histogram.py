@@ -53,7 +53,6 @@ def sum_plain_histogram(
     channels: Int32[Array, "N C"],
     node: Int32[Array, " N"],
     enabled: Bool[Array, ""] | bool = True,
-    counted: Bool[Array, ""] | bool = True,
     *,
     num_nodes: int,
     num_bins: int,
@@ -61,8 +60,8 @@ def sum_plain_histogram(
 ) -> Int32[Array, "M F B C"]:
     """Computes :func:`sum_histogram` in plain XLA, or by a kernel for GPUs or TPUs.
 
-    Sums are 0 unless ``enabled``, those of the third channel unless ``counted``. With
-    ``children`` the nodes are smaller children, of at most N // 2 rows.
+    Sums are 0 unless ``enabled``. With ``children`` the nodes are smaller children, of
+    at most N // 2 rows.
     """
     _check_rows(codes, channels, node)
     sizes = dict(num_nodes=num_nodes, num_bins=num_bins)
@@ -71,8 +70,8 @@ def sum_plain_histogram(
         run = codes.child_histogram if children else codes.histogram
         return run(channels, node, **sizes)
 
-    def sum_on_gpu(enabled, counted, codes, channels, node):
-        rows = (channels, node, enabled, counted)
+    def sum_on_gpu(enabled, codes, channels, node):
+        rows = (channels, node, enabled)
         if levels_cuda.takes_packed(codes.packed, **sizes):
             width = codes.num_features
             return levels_cuda.packed_histogram(
@@ -83,37 +82,21 @@ def sum_plain_histogram(
     def sum_on_tpu(codes, channels, node):
         return histogram_tpu.histogram(codes.columns, channels, node, **sizes)
 
-    always = enabled is True, counted is True
-    on_tpu = not codes.is_sparse and histogram_tpu.available()
-    run = choose(
-        xla=sequential_vmap(_skip_parts(build, *always)),
-        cuda=sum_on_gpu if levels_cuda.takes(codes) else None,
-        tpu=_skip_parts(sum_on_tpu, *always) if on_tpu else None,
-    )
-    flags = jnp.asarray(enabled), jnp.asarray(counted)
-    return run(*flags, codes, channels, node)
-
-
-def _skip_parts(build, always_enabled, always_counted):
-    """Returns ``build`` behind conditions, unless they are known to hold."""
-
-    def sum_if(enabled, *rows):
+    def skip(build, enabled, *rows):
+        if always:
+            return build(*rows)
         shape = jax.eval_shape(build, *rows)
         nothing = jnp.zeros(shape.shape, shape.dtype)
         return jax.lax.cond(enabled, build, lambda *_: nothing, *rows)
 
-    def sum_parts(enabled, counted, codes, channels, node):
-        def sum_first(channels):
-            if always_enabled:
-                return build(codes, channels, node)
-            return sum_if(enabled, codes, channels, node)
-
-        if always_counted or channels.shape[1] < 3:
-            return sum_first(channels)
-        last = sum_if(enabled & counted, codes, channels[:, 2:], node)
-        return jnp.concatenate([sum_first(channels[:, :2]), last], axis=-1)
-
-    return sum_parts
+    always = enabled is True
+    on_tpu = not codes.is_sparse and histogram_tpu.available()
+    run = choose(
+        xla=sequential_vmap(partial(skip, build)),
+        cuda=sum_on_gpu if levels_cuda.takes(codes) else None,
+        tpu=partial(skip, sum_on_tpu) if on_tpu else None,
+    )
+    return run(jnp.asarray(enabled), codes, channels, node)
 
 
 def _check_rows(codes, channels, node):

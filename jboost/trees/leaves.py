@@ -20,6 +20,7 @@ from jaxtyping import Array, ArrayLike, Bool, Float, Int32
 
 from jboost.entry.collectives import current_shards, on_first_shard
 from jboost.entry.stages import elementwise, stage, switch
+from jboost.kernels.library import choose
 from jboost.kernels.xla import round_alone
 from jboost.numerics.derivatives import differentiable
 from jboost.numerics.exact import sum_changes, sum_channels, sum_rows
@@ -184,11 +185,18 @@ def pull_to_parents(
         found = more, toward, step
         return tuple(map(partial(jnp.where, split), found, state)), None
 
-    root, below = jax.lax.scan(rise, nodes, siblings.astype(np.int32))
+    root, below = _walk(rise, nodes, siblings.astype(np.int32), depth)
     value, _ = newton_step(root[0], root[1], penalty, l1)
     state = jnp.broadcast_to(penalty, value.shape), jnp.zeros_like(value), value
-    (total, pull, _), _ = jax.lax.scan(fall, state, below, reverse=True)
+    (total, pull, _), _ = _walk(fall, state, below, depth, reverse=True)
     return total, pull
+
+
+def _walk(step, state, levels, depth, reverse=False):
+    """Scans levels; a GPU runs each step of a loop as several kernels."""
+    loop = partial(jax.lax.scan, step, reverse=reverse)
+    unrolled = partial(loop, unroll=max(1, depth))
+    return choose(xla=loop, cuda=unrolled)(state, levels)
 
 
 def find_medians(objective: Objective, groups: LeafProblems) -> Float[Array, " G"]:

@@ -14,16 +14,21 @@ from jaxtyping import Array, Bool, Float, Int32, Shaped, UInt32
 
 from jboost.codes.bins import MISSING
 from jboost.codes.codes import Codes
-from jboost.entry.collectives import total
 from jboost.kernels import levels_cuda
 from jboost.kernels.library import choose
-from jboost.numerics.exact import sum_by_group
 from jboost.numerics.random import derive_seeds, sample_in_xla
 from jboost.tables.categories import goes_left
 from jboost.trees import paths
-from jboost.trees.category_splits import count_words, find_mixed_split
+from jboost.trees.category_splits import count_words, find_mixed_split, unpack_bits
 from jboost.trees.limits import TreeLimits
-from jboost.trees.splitting import Draw, Split, child_limits, is_worth, search_split
+from jboost.trees.splitting import (
+    Draw,
+    Split,
+    bound_children,
+    child_limits,
+    is_worth,
+    search_split,
+)
 from jboost.trees.tree import CATEGORICAL, Tree
 
 
@@ -66,13 +71,10 @@ def find_splits(
     ``squares``: sums of squares of the gradient's integers, where there are categories.
     """
     slots = position.shape[0]
+    level = jnp.asarray(level, jnp.int32)
     masks = sample_features(seed, level, slots, histogram.shape[1], limits)
     masks = paths.allow(path, masks)
     least = least_samples(limits, num_in_bag)
-    # Negative, because sample_features derives seeds from numbers >= 0.
-    slot = jnp.arange(slots, dtype=jnp.int32)
-    seeds = derive_seeds(seed, -(2**level + slot))
-
     per = limits.rows_per_threshold
 
     def find(histogram, mask, bounds, squares, seed):
@@ -96,34 +98,61 @@ def find_splits(
             draw=None if per is None else Draw(jnp.asarray(per, jnp.int32), seed),
         )
 
-    def search_plainly(histogram, unit, masks, limits, least, seeds):
+    def search_plainly(histogram, unit, masks, limits, least, seed, level, bounds):
         del unit, limits, least
-        return jax.vmap(find)(histogram, masks, path.bounds, squares, seeds)
+        # Negative, because sample_features derives seeds from numbers >= 0.
+        slot = jnp.arange(slots, dtype=jnp.int32)
+        seeds = derive_seeds(seed, -(2**level + slot))
+        return jax.vmap(find)(histogram, masks, bounds, squares, seeds)
 
-    free = limits.values is None and limits.categories is None
-    run = choose(xla=search_plainly, cuda=_search_on_gpu if free else None)
-    split = run(histogram, unit, masks, limits, least, seeds)
+    ordered = limits.categories is None
+    run = choose(xla=search_plainly, cuda=_search_on_gpu if ordered else None)
+    split = run(histogram, unit, masks, limits, least, seed, level, path.bounds)
     found = split.found & (position >= 0)
     return split._replace(found=paths.keep_best(path, split.gain, found))
 
 
-def _search_on_gpu(histogram, unit, masks, limits, least, seeds):
+def _search_on_gpu(histogram, unit, masks, limits, least, seed, level, bounds):
     weight, least = child_limits(limits.min_child_weight, least)
-    numbers = jnp.stack([limits.l2 / unit[1], weight])
+    values, l1, monotone = limits.values, 0.0, None
+    if values is not None:
+        l1, monotone = values.l1, values.monotone
+    numbers = jnp.stack([limits.l2 / unit[1], weight, jnp.float32(l1)])
     counts = jnp.stack([least, count_per_threshold(limits)])
-    cuts = levels_cuda.find_cuts(histogram, masks, unit, numbers, counts, seeds)
+    cuts = levels_cuda.find_cuts(
+        histogram, masks, unit, numbers, counts, seed, level, bounds, monotone
+    )
     best = jnp.max(cuts.gain, axis=1)
     every = jnp.arange(masks.shape[1], dtype=jnp.int32)
     match = cuts.gain == best[:, None]
     feature = jnp.min(jnp.where(match, every, masks.shape[1] - 1), axis=1)
     place = jnp.take_along_axis(cuts.place, feature[:, None], axis=1)[:, 0]
-    return Split(
+    split = Split(
         feature=feature,
         threshold=place >> 1,
         missing_left=(place & 1) == 1,
         gain=best - limits.min_gain,
         found=is_worth(best, cuts.noise, limits.min_gain),
     )
+    if values is None:
+        return split
+    node = jnp.arange(feature.shape[0], dtype=jnp.int32)
+    sums = jnp.moveaxis(histogram[node, feature], -1, 1)
+    code = jnp.arange(histogram.shape[2], dtype=jnp.int32)[None, None, :]
+    left = (code > MISSING) | split.missing_left[:, None, None]
+    left &= code <= split.threshold[:, None, None]
+    cut, all_rows = (
+        jnp.sum(each, axis=2, dtype=sums.dtype)
+        for each in (jnp.where(left, sums, 0), sums)
+    )
+
+    def bound(cut, all_rows, bounds, feature, threshold):
+        own = values._replace(bounds=bounds)
+        last = threshold == histogram.shape[2] - 1
+        return bound_children(cut, all_rows, unit, limits.l2, own, feature, last)
+
+    rows = cut, all_rows, bounds, feature, split.threshold
+    return split._replace(child_bounds=jax.vmap(bound)(*rows))
 
 
 def least_samples(limits: TreeLimits, num_in_bag: Int32[Array, ""]) -> Int32[Array, ""]:
@@ -156,18 +185,19 @@ def sample_features(
     limits: TreeLimits,
 ) -> Bool[Array, "M F"]:
     """Samples the tree's features, from these the level's, from these the node's."""
-    fractions = column_fractions(limits)
+    sizes = dict(slots=slots, num_features=num_features)
+    run = choose(xla=_sample_plainly, cuda=levels_cuda.sample_features, **sizes)
+    return run(seed, jnp.asarray(level, jnp.int32), column_fractions(limits))
+
+
+def _sample_plainly(seed, level, fractions, *, slots, num_features):
     stage = jnp.arange(3, dtype=jnp.int32)[:, None]
     slot = jnp.arange(slots, dtype=jnp.int32)[None, :]
     # Every use has a number of its own: the tree 0, level d 1 + d, then the nodes.
     node = 64 + 2**level + slot
     use = jnp.where(stage == 0, 0, jnp.where(stage == 1, 1 + level, node))
-    cuda = levels_cuda.sample_features
-    run = choose(xla=_sample_plainly, cuda=cuda, num_features=num_features)
-    return run(derive_seeds(seed, use), fractions)
+    seeds = derive_seeds(seed, use)
 
-
-def _sample_plainly(seeds, fractions, *, num_features):
     def narrow(stage, masks):  # one body for all three: it is compiled
         return jax.vmap(sample_in_xla, (0, 0, None))(
             seeds[stage], masks, fractions[stage]
@@ -191,41 +221,21 @@ def column_fractions(limits: TreeLimits) -> Float[Array, "3"]:
 
 
 def count_sides(
-    codes: Codes,
-    split: Split,
-    row_slot: Int32[Array, " N"],
-    in_bag: Bool[Array, " N"],
+    histogram: Int32[Array, "M F B C"], split: Split
 ) -> Int32[Array, "M 3"]:
     """Rows in the bag of each slot: left by their codes, right by them, missing."""
-    cuda = _kernel_for(codes, split, _count_on_gpu)
-    run = choose(xla=_count_plainly, cuda=cuda)
-    return run(codes, split, row_slot, in_bag)
-
-
-def _count_on_gpu(codes, split, row_slot, in_bag):
-    return total(levels_cuda.count_sides(codes, split, row_slot, in_bag))
-
-
-def _kernel_for(codes, split, kernel):
-    """Returns the kernel for GPUs if it takes the codes and the splits, else None."""
-    takes = levels_cuda.takes(codes) and split.left_codes is None
-    return kernel if takes else None
-
-
-def _count_plainly(codes, split, row_slot, in_bag):
-    slots = split.feature.shape[0]
-    code = codes.row_codes(lookup(split.feature, row_slot, 0))
-    threshold = lookup(split.threshold, row_slot, 0)
-    above = (code > threshold).astype(jnp.int32)
-    missing = code == MISSING
+    slots, _, num_bins, _ = histogram.shape
+    # The last channel counts rows, also where it is the curvature of uniform ones.
+    count = histogram[jnp.arange(slots, dtype=jnp.int32), split.feature, :, -1]
+    code = jnp.arange(num_bins, dtype=jnp.int32)[None, :]
+    left, known = code <= split.threshold[:, None], code > MISSING
     if split.left_codes is not None and split.absent_codes is not None:
-        divided = threshold == CATEGORICAL
-        above = _divide(above, divided, split.left_codes, row_slot, code)
-        missing |= divided & goes_left(split.absent_codes[row_slot], code)
-    kind = jnp.where(missing, 2, above)
-    group = jnp.where(in_bag & (row_slot < slots), 3 * row_slot + kind, 3 * slots)
-    ones = jnp.ones(row_slot.shape[0], jnp.int32)
-    return sum_by_group(ones, group, 3 * slots).reshape(slots, 3)
+        divided = split.threshold[:, None] == CATEGORICAL
+        left = jnp.where(divided, unpack_bits(split.left_codes, num_bins), left)
+        known &= ~(divided & unpack_bits(split.absent_codes, num_bins))
+    left, known = jnp.broadcast_arrays(left, known)
+    sides = jnp.stack([known & left, known & ~left, ~known], axis=1)
+    return jnp.sum(jnp.where(sides, count[:, None], 0), axis=2, dtype=count.dtype)
 
 
 def settle_splits(
@@ -273,10 +283,13 @@ class Pairs(NamedTuple):
 
 def pair_children(position: Int32[Array, " M"], split: Split, slots: int) -> Pairs:
     """Assigns the children to the ``slots`` slots of the next level."""
-    num_found = jnp.sum(split.found, dtype=jnp.int32)
-    every = jnp.arange(position.shape[0], dtype=jnp.int32)
-    pair = jnp.where(split.found, jnp.cumsum(split.found) - 1, slots).astype(jnp.int32)
-    source = jnp.zeros(max(1, slots // 2), jnp.int32).at[pair].set(every, mode="drop")
+    count = jnp.cumsum(split.found, dtype=jnp.int32)
+    num_found = count[-1]
+    pair = jnp.where(split.found, count - 1, slots)
+    place = jnp.arange(max(1, slots // 2), dtype=jnp.int32)
+    # A search, unrolled, is one program on a GPU, a scatter several.
+    source = jnp.searchsorted(count, place + 1, method="scan_unrolled")
+    source = jnp.where(place < num_found, source, 0).astype(jnp.int32)
     parent = jnp.stack([position[source]] * 2, axis=1).reshape(-1)[:slots]
     slot = jnp.arange(slots, dtype=jnp.int32)
     after = jnp.where(slot < 2 * num_found, 2 * parent + (slot & 1), -1)
@@ -325,7 +338,8 @@ def route_rows(
     slots: int,
 ) -> Moved:
     """Sends rows down by splits from :func:`settle_splits`."""
-    cuda = _kernel_for(codes, split, levels_cuda.route_rows)
+    takes = levels_cuda.takes(codes) and split.left_codes is None
+    cuda = levels_cuda.route_rows if takes else None
     run = choose(xla=_route_plainly, cuda=cuda, slots=slots)
     rows = in_bag, row_slot, row_position
     return Moved(*run(codes, split, pair, left_smaller, *rows))
@@ -365,12 +379,12 @@ def join_children(
 
 
 def write_splits(
-    level: Int32[Array, ""] | int,
+    level: Int32[Array, "*M"] | int,
     position: Int32[Array, " M"],
     tree: Tree,
     split: Split,
 ) -> Tree:
-    """Enters a level's splits into the tree."""
+    """Enters the splits of a level, or of several, into the tree."""
     outside = tree.feature.shape[0]
     node = jnp.where(split.found, 2**level - 1 + position, outside)
     # One scatter of triples: three of single numbers take longer to compile.

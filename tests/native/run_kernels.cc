@@ -51,38 +51,36 @@ void RunTraining(const std::string& suffix, i64 bins) {
   auto node = Draw<int>(kRows, -1, kNodes + 1);
   auto slot = Draw<int>(kRows, 0, kNodes + 2);
   auto one = Draw<int>(1, 1, 2);
-  for (i64 channels = 1; channels <= 3; ++channels) {
+  for (i64 channels = 2; channels <= 3; ++channels) {
     auto values = Draw<int>(kRows * channels, -1000, 1000);
     std::vector<int> sums(kNodes * kFeatures * bins * channels);
     // With a table for two features and three nodes, and without one.
     for (i64 table : {1, 0})
-      if (channels < 3)
-        Run("histogram_" + suffix + "_" + std::to_string(channels),
-            {table ? 4u : 1u, kBlocks}, table ? 2 * 3 * bins * channels * 4 : 0,
-            Data(codes), Data(values), Data(node), Data(one), Data(sums), kRows,
-            kFeatures, kNodes, bins, kRowsPerBlock, table ? i64(2) : kFeatures,
-            table ? i64(3) : kNodes, table);
-    if (channels == 1) continue;
+      Run("histogram_" + suffix + "_" + std::to_string(channels),
+          {table ? 4u : 1u, kBlocks}, table ? 2 * 3 * bins * channels * 4 : 0,
+          Data(codes), Data(values), Data(node), Data(one), Data(sums), kRows,
+          kFeatures, kNodes, bins, kRowsPerBlock, table ? i64(2) : kFeatures,
+          table ? i64(3) : kNodes, table);
     auto allowed = Draw<u8>(kNodes * kFeatures, 0, 2);
-    std::vector<float> unit = {0.5, 2}, limits = {1, 0.1};
-    std::vector<int> limits_of_rows = {1, 30};
-    auto seeds = Draw<u32>(2 * kNodes, 0, 1 << 20);
+    std::vector<float> unit = {0.5, 2}, numbers = {1, 0.1, 0.5};
+    std::vector<int> counts = {1, 30}, level = {3};
+    auto seed = Draw<u32>(2, 0, 1 << 20);
+    auto bounds = Draw<float>(2 * kNodes, -9, 9);
+    auto monotone = Draw<int>(kFeatures, -1, 2);
     std::vector<float> gain(kNodes * kFeatures), noise(kNodes);
     std::vector<int> place(kNodes * kFeatures);
-    Run("search_" + std::to_string(channels), {kFeatures * kNodes}, 768, Data(sums),
-        Data(allowed), Data(unit), Data(limits), Data(limits_of_rows), Data(seeds),
-        Data(gain), Data(place), Data(noise), kFeatures, bins);
+    for (std::string kind : {"search_", "search_limited_"})
+      Run(kind + std::to_string(channels), {kFeatures * kNodes}, 768, Data(sums),
+          Data(allowed), Data(unit), Data(numbers), Data(counts), Data(seed),
+          Data(level), Data(bounds), Data(monotone), Data(gain), Data(place),
+          Data(noise), kFeatures, bins);
   }
   auto feature = Draw<int>(kNodes, 0, kFeatures);
   auto threshold = Draw<int>(kNodes, 0, bins);
   auto missing_left = Draw<u8>(kNodes, 0, 2);
   auto pair = Draw<int>(kNodes, 0, kNodes);
   auto left_smaller = Draw<u8>(kNodes, 0, 2), in_bag = Draw<u8>(kRows, 0, 2);
-  std::vector<int> counts(3 * kNodes), results[3];
-  for (i64 copies : {0, 4})
-    Run("count_sides_" + suffix, {kBlocks}, 3 * kNodes * copies * 4, Data(codes),
-        Data(feature), Data(threshold), Data(slot), Data(in_bag), Data(counts), kRows,
-        kNodes, kRowsPerBlock, copies);
+  std::vector<int> results[3];
   for (auto& result : results) result.resize(kRows);
   Run("route_" + suffix, {2}, 0, Data(codes), Data(feature), Data(threshold),
       Data(missing_left), Data(pair), Data(left_smaller), Data(in_bag), Data(slot),
@@ -100,7 +98,7 @@ void RunPacked() {
   for (i64 i = 0; i < kNodes; ++i) starts[i + 1] = starts[i] + counts[i];
   Run("list_nodes", {kBlocks}, 2 * kNodes * 4, Data(node), Data(starts), Data(one),
       Data(list), Data(taken), kRows, kNodes, kRowsPerBlock);
-  for (i64 channels = 1; channels <= 2; ++channels)
+  for (i64 channels = 2; channels <= 3; ++channels)
     for (i64 listed : {0, 1}) {
       auto values = Draw<int>(kRows * channels, -1000, 1000);
       const i64 nodes = listed ? kNodes : 1;
@@ -136,11 +134,12 @@ void RunSums() {
   std::vector<u32> kinds(kChannels * kKeys);
   Run("find_kinds", {2, kChannels}, 0, Data(terms), Data(keys), Data(kinds), kRows,
       kKeys);
-  auto seeds = Draw<u32>(3 * kNodes * 2, 0, 1 << 30);
+  auto seed = Draw<u32>(2, 0, 1 << 30);
+  auto level = Draw<int>(1, 3, 4);
   std::vector<float> fractions = {1, 0.5, 0.7};
   std::vector<u8> allowed(kNodes * 100);
-  Run("sample_features", {kNodes}, 4, Data(seeds), Data(fractions), Data(allowed),
-      kNodes, i64(100));
+  Run("sample_features", {kNodes}, 4, Data(seed), Data(level), Data(fractions),
+      Data(allowed), i64(100));
 }
 
 void RunKinks() {

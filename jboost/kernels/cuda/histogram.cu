@@ -112,7 +112,7 @@ __device__ __forceinline__ void sum_histogram(const Code* codes, const int* chan
         member(node, strides, 2), member(result, strides, 4), sizes);                \
   }
 
-JBOOST_HISTOGRAM(histogram_u8_1, u8, 1)
 JBOOST_HISTOGRAM(histogram_u8_2, u8, 2)
-JBOOST_HISTOGRAM(histogram_u16_1, u16, 1)
+JBOOST_HISTOGRAM(histogram_u8_3, u8, 3)
 JBOOST_HISTOGRAM(histogram_u16_2, u16, 2)
+JBOOST_HISTOGRAM(histogram_u16_3, u16, 3)

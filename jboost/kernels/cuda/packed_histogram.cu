@@ -41,7 +41,7 @@ struct Packed {
 };
 
 template <int kChannels>
-struct alignas(4 * kChannels) Channels {
+struct alignas(kChannels == 2 ? 8 : 4) Channels {
   int of[kChannels];
 };
 
@@ -140,8 +140,8 @@ __device__ __forceinline__ void sum_packed(const Packed& packed, int columns,
     sum_packed<kChannels>(packed, (int)columns, member(result, strides, 5));        \
   }
 
-JBOOST_PACKED_HISTOGRAM(1)
 JBOOST_PACKED_HISTOGRAM(2)
+JBOOST_PACKED_HISTOGRAM(3)
 
 // Counts the rows of each node: counts [node]. Other nodes than [0, nodes) do not
 // count.

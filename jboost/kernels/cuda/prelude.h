@@ -118,4 +118,14 @@ __device__ __forceinline__ u32 hash_word(u32 word, const u32* seed) {
   return word;
 }
 
+// The same: derive_seeds, for one index.
+struct Seed {
+  u32 words[2];
+
+  __device__ Seed(const u32* seed, int index) {
+    for (int part = 0; part < 2; ++part)
+      words[part] = hash_word(2 * (u32)index + part, seed);
+  }
+};
+
 #endif  // JBOOST_PRELUDE_H_

@@ -17,38 +17,6 @@ __device__ __forceinline__ int find_code(const Code* codes, const Splits& splits
   return codes[(i64)splits.feature[slot] * rows + row];
 }
 
-// Counts the rows in the bag of each slot that go left by their codes, right by them,
-// and that are missing: counts [slot][3]. For `copies` see sums.cu.
-template <class Code>
-__device__ __forceinline__ void count_sides(const Code* codes, const Splits& splits,
-                                            const int* row_slot, const u8* in_bag,
-                                            int* counts, i64 rows, int slots,
-                                            i64 rows_per_block, int copies) {
-  JBOOST_SHARED(memory);
-  int* table = (int*)memory;
-  const int cells = 3 * slots, copy = copies == 0 ? 0 : threadIdx.x % copies;
-  for (int i = threadIdx.x; i < cells * copies; i += blockDim.x) table[i] = 0;
-  __syncthreads();
-  const i64 begin = blockIdx.x * rows_per_block;
-  const i64 end = least(rows, begin + rows_per_block);
-  for (i64 first = begin + 4 * threadIdx.x; first < end; first += 4 * blockDim.x) {
-    const int count = (int)least(4, end - first);
-    int slot[4], counted[4], cell[4];
-    read_four(row_slot + first, count, slots, slot);
-    read_four(in_bag + first, count, 0, counted);
-    for (int k = 0; k < 4; ++k) {
-      cell[k] = -1;
-      if (counted[k] == 0 || slot[k] >= slots) continue;
-      const int code = find_code(codes, splits, slot[k], rows, first + k);
-      cell[k] = 3 * slot[k] + (code == 0 ? 2 : code > splits.threshold[slot[k]]);
-    }
-    for (int k = 0; k < 4; ++k)
-      if (cell[k] >= 0)
-        atomicAdd(copies == 0 ? counts + cell[k] : table + cell[k] * copies + copy, 1);
-  }
-  if (copies != 0) add_copies(table, cells, copies, counts);
-}
-
 // What a level's nodes send to the next level.
 struct Nodes {
   Splits splits;
@@ -100,16 +68,6 @@ __device__ __forceinline__ void route(const Code* codes, const Nodes& nodes,
 }
 
 #define JBOOST_ROUTE(suffix, Code)                                                     \
-  JBOOST_KERNEL count_sides_##suffix(                                                  \
-      Strides strides, const Code* codes, const int* feature, const int* threshold,    \
-      const int* row_slot, const u8* in_bag, int* counts, i64 rows, i64 slots,         \
-      i64 rows_per_block, i64 copies) {                                                \
-    const Splits splits = {member(feature, strides, 1), member(threshold, strides, 2), \
-                           nullptr};                                                   \
-    count_sides(member(codes, strides, 0), splits, member(row_slot, strides, 3),       \
-                member(in_bag, strides, 4), member(counts, strides, 5), rows,          \
-                (int)slots, rows_per_block, (int)copies);                              \
-  }                                                                                    \
   JBOOST_KERNEL route_##suffix(                                                        \
       Strides strides, const Code* codes, const int* feature, const int* threshold,    \
       const u8* missing_left, const int* pair, const u8* left_smaller,                 \

@@ -20,19 +20,22 @@ __device__ __forceinline__ int count_features(const u8* eligible, int features,
   return *scratch;
 }
 
-// allowed [M, F]; seeds [3, M, 2]; fractions [3].
-JBOOST_KERNEL sample_features(Strides strides, const u32* seeds, const float* fractions,
-                              u8* allowed, i64 nodes, i64 num_features) {
+// allowed [M, F]; seed [2], of the tree; fractions [3].
+JBOOST_KERNEL sample_features(Strides strides, const u32* seed_of_tree,
+                              const int* level_of_tree, const float* fractions,
+                              u8* allowed, i64 num_features) {
   JBOOST_SHARED(memory);
   int* scratch = (int*)memory;
-  const int features = (int)num_features;
-  seeds = member(seeds, strides, 0);
-  fractions = member(fractions, strides, 1);
-  allowed = member(allowed, strides, 2) + blockIdx.x * num_features;
+  const int features = (int)num_features, level = *member(level_of_tree, strides, 1);
+  seed_of_tree = member(seed_of_tree, strides, 0);
+  fractions = member(fractions, strides, 2);
+  allowed = member(allowed, strides, 3) + blockIdx.x * num_features;
+  const int uses[3] = {0, 1 + level, 64 + (1 << level) + (int)blockIdx.x};
   for (int f = threadIdx.x; f < features; f += blockDim.x) allowed[f] = 1;
   for (int stage = 0; stage < 3; ++stage) {
     if (!(fractions[stage] < 1)) continue;
-    const u32* seed = seeds + 2 * (stage * nodes + blockIdx.x);
+    const Seed own(seed_of_tree, uses[stage]);
+    const u32* seed = own.words;
     const int number = count_features(allowed, features, seed, nullptr, scratch);
     int wanted = (int)rintf(multiply(fractions[stage], (float)number));
     wanted = wanted < 1 ? 1 : wanted;

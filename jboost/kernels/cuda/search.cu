@@ -6,6 +6,8 @@
 // threshold, then to missing values right.
 #include "prelude.h"
 
+constexpr float kUnbounded = 3.402823466e38f;  // bounds of values without limits
+
 struct Cut {
   float gain;
   int place;  // 2 * threshold + (missing values go left)
@@ -15,13 +17,38 @@ struct Cut {
   }
 };
 
-struct Score {
+// The limits of leaf values below a node; without limits only units and l2 count.
+struct Limits {
   float gradient_unit, weight_unit, l2;  // l2 in units of the curvature's integers
+  float l1, low, high;
+};
 
-  __device__ float of(int gradient, int curvature) const {
-    const float g = multiply((float)gradient, gradient_unit);
-    const float weight = multiply(add((float)curvature, l2), weight_unit);
-    return divide(multiply(g, g), weight > 0 ? weight : infinity());
+// One side of a cut.
+struct Side {
+  float score, value;  // the value only where leaf values are limited
+
+  template <bool kLimited>
+  __device__ static Side of(const int* sums, const Limits& limits, float* size) {
+    const float g = multiply((float)sums[0], limits.gradient_unit);
+    const float weight = multiply(add((float)sums[1], limits.l2), limits.weight_unit);
+    if (!kLimited) {
+      const float score = divide(multiply(g, g), weight > 0 ? weight : infinity());
+      if (size != nullptr) *size = score;
+      return {score, 0};
+    }
+    const bool usable = weight > 0 && weight < infinity();
+    const float divisor = usable ? weight : infinity(), factor = usable ? weight : 0;
+    const float shrunk = fmaxf(add(fabsf(g), -limits.l1), 0);
+    const float free = divide(g > 0 ? -shrunk : shrunk, divisor);
+    const float value = fminf(fmaxf(free, limits.low), limits.high);
+    const float sign = value > 0 ? 1 : value < 0 ? -1 : 0;
+    const float pulled = divide(-add(g, multiply(limits.l1, sign)), divisor);
+    if (size != nullptr) {
+      const float longer = fmaxf(fabsf(pulled), fabsf(value));
+      *size = multiply(multiply(factor, fabsf(value)), longer);
+    }
+    const float both = add(multiply(2, pulled), -value);
+    return {fmaxf(multiply(multiply(factor, value), both), -kUnbounded), value};
   }
 };
 
@@ -99,15 +126,22 @@ __device__ __forceinline__ Cut find_best_of_block(Cut best, float* gains, int* p
   return best;
 }
 
-template <int kChannels>
-__device__ __forceinline__ void search_feature(const int* bins_of, bool allowed,
-                                               const float* unit, const float* limits,
-                                               const int* counts, const u32* seed,
-                                               int feature, int num_bins, float* gain,
-                                               int* place, float* noise) {
+// What the blocks of a node's feature read.
+struct Task {
+  const int* histogram;  // [bin][channel]
+  bool allowed;
+  int feature, bins, monotone, least_count, rows_per_threshold;
+  float least_weight;
+  const u32* seed;
+};
+
+template <int kChannels, bool kLimited>
+__device__ __forceinline__ void search_feature(const Task& task, const Limits& limits,
+                                               float* gain, int* place, float* noise) {
   JBOOST_SHARED(memory);
   int* scratch = (int*)memory;  // [kChannels + 1][warps], then [warps] twice
-  const int num_warps = blockDim.x / 32;
+  const int* bins_of = task.histogram;
+  const int num_bins = task.bins, num_warps = blockDim.x / 32;
   const int per_thread = (num_bins + blockDim.x - 1) / blockDim.x;
   const int first = threadIdx.x * per_thread;
   const int last = first + per_thread < num_bins ? first + per_thread : num_bins;
@@ -118,19 +152,21 @@ __device__ __forceinline__ void search_feature(const int* bins_of, bool allowed,
     own[kChannels] += bin > 0 && has_rows<kChannels>(bins_of + bin * kChannels);
   }
   scan_block<kChannels + 1>(own, sums, total, scratch);
-  const Draw draw(seed, feature, total[kChannels] - !has_rows<kChannels>(bins_of),
-                  total[kChannels - 1], counts[1]);
+  const Draw draw(task.seed, task.feature,
+                  total[kChannels] - !has_rows<kChannels>(bins_of),
+                  total[kChannels - 1], task.rows_per_threshold);
 
-  const Score score = {unit[0], unit[1], limits[0]};
-  const float least_weight = limits[1];
-  const float parent = score.of(total[0], total[1]);
+  float size;
+  const float parent = Side::of<kLimited>(total, limits, &size).score;
   Cut best = {-infinity(), 2 * first};
   for (int bin = first; bin < last; ++bin) {
     for (int c = 0; c < kChannels; ++c) sums[c] += bins_of[bin * kChannels + c];
-    if (!allowed || bin == 0) continue;
+    if (!task.allowed || bin == 0) continue;
     const bool here = has_rows<kChannels>(bins_of + bin * kChannels);
     sums[kChannels] += here;
     if (draw.wanted > 0 && !(here && draw.takes(sums[kChannels]))) continue;
+    // Above the last threshold are no values, only missing ones.
+    const int monotone = bin < num_bins - 1 ? task.monotone : 0;
     for (int missing_left = 0; missing_left < 2; ++missing_left) {
       int left[kChannels], right[kChannels];
       for (int c = 0; c < kChannels; ++c) {
@@ -141,9 +177,14 @@ __device__ __forceinline__ void search_feature(const int* bins_of, bool allowed,
       const int fewer = left[kChannels - 1] < right[kChannels - 1]
                             ? left[kChannels - 1]
                             : right[kChannels - 1];
-      if (!(multiply((float)lighter, unit[1]) >= least_weight)) continue;
-      if (fewer < counts[0]) continue;
-      const float both = add(score.of(left[0], left[1]), score.of(right[0], right[1]));
+      if (!(multiply((float)lighter, limits.weight_unit) >= task.least_weight))
+        continue;
+      if (fewer < task.least_count) continue;
+      const Side low = Side::of<kLimited>(left, limits, nullptr);
+      const Side high = Side::of<kLimited>(right, limits, nullptr);
+      if (kLimited && monotone > 0 && low.value > high.value) continue;
+      if (kLimited && monotone < 0 && low.value < high.value) continue;
+      const float both = add(low.score, high.score);
       const Cut cut = {multiply(add(both, -parent), 0.5f), 2 * bin + missing_left};
       if (cut.is_better_than(best)) best = cut;
     }
@@ -153,23 +194,47 @@ __device__ __forceinline__ void search_feature(const int* bins_of, bool allowed,
   if (threadIdx.x != 0) return;
   *gain = best.gain;
   *place = best.place;
-  if (noise != nullptr) *noise = parent;
+  if (noise != nullptr) *noise = size;
 }
 
-#define JBOOST_SEARCH(name, kChannels)                                           \
+// unit [2]; numbers: l2, least weight of a child, l1; counts: least number of rows of a
+// child, and rows per threshold; seed [2], of the tree.
+#define JBOOST_SEARCH(name, kChannels, kLimited)                                 \
   JBOOST_KERNEL name(Strides strides, const int* histogram, const u8* allowed,   \
-                     const float* unit, const float* limits, const int* counts,  \
-                     const u32* seeds, float* gain, int* place, float* noise,    \
+                     const float* unit, const float* numbers, const int* counts, \
+                     const u32* seed, const int* level, const float* bounds,     \
+                     const int* monotone, float* gain, int* place, float* noise, \
                      i64 features, i64 bins) {                                   \
     const i64 cell = blockIdx.x, node = cell / features;                         \
-    search_feature<kChannels>(                                                   \
-        member(histogram, strides, 0) + cell * bins * kChannels,                 \
-        member(allowed, strides, 1)[cell] != 0, member(unit, strides, 2),        \
-        member(limits, strides, 3), member(counts, strides, 4),                  \
-        member(seeds, strides, 5) + 2 * node, (int)(cell % features), (int)bins, \
-        member(gain, strides, 6) + cell, member(place, strides, 7) + cell,       \
-        cell % features == 0 ? member(noise, strides, 8) + node : nullptr);      \
+    const int feature = (int)(cell % features);                                  \
+    unit = member(unit, strides, 2);                                             \
+    numbers = member(numbers, strides, 3);                                       \
+    counts = member(counts, strides, 4);                                         \
+    const int first = 1 << *member(level, strides, 6);                           \
+    /* Negative: the sampling of features derives seeds from numbers >= 0. */    \
+    const Seed own(member(seed, strides, 5), -(first + (int)node));              \
+    Limits limits = {unit[0], unit[1], numbers[0], numbers[2], 0, 0};            \
+    Task task = {member(histogram, strides, 0) + cell * bins * kChannels,        \
+                 member(allowed, strides, 1)[cell] != 0,                         \
+                 feature,                                                        \
+                 (int)bins,                                                      \
+                 0,                                                              \
+                 counts[0],                                                      \
+                 counts[1],                                                      \
+                 numbers[1],                                                     \
+                 own.words};                                                     \
+    if (kLimited) {                                                              \
+      limits.low = member(bounds, strides, 7)[2 * node];                         \
+      limits.high = member(bounds, strides, 7)[2 * node + 1];                    \
+      task.monotone = member(monotone, strides, 8)[feature];                     \
+    }                                                                            \
+    search_feature<kChannels, kLimited>(                                         \
+        task, limits, member(gain, strides, 9) + cell,                           \
+        member(place, strides, 10) + cell,                                       \
+        feature == 0 ? member(noise, strides, 11) + node : nullptr);             \
   }
 
-JBOOST_SEARCH(search_2, 2)
-JBOOST_SEARCH(search_3, 3)
+JBOOST_SEARCH(search_2, 2, false)
+JBOOST_SEARCH(search_3, 3, false)
+JBOOST_SEARCH(search_limited_2, 2, true)
+JBOOST_SEARCH(search_limited_3, 3, true)
