@@ -35,4 +35,7 @@ def sum_histogram(columns, channels, node, *, implementation=None, **sizes):
 def sum_child_histogram(columns, channels, node, **sizes):
     """jboost.trees.histogram.sum_plain_histogram of the smaller children."""
     rows = as_codes(columns), channels, node
-    return histogram.sum_plain_histogram(*rows, **sizes, children=True)
+    count = jnp.bincount(
+        jnp.where(node >= 0, node, len(node)), length=sizes["num_nodes"]
+    )
+    return histogram.sum_plain_histogram(*rows, True, count.astype(jnp.int32), **sizes)

@@ -129,8 +129,9 @@ def test_histograms_of_groups_of_features(children, most, monkeypatch):
     with jax.default_device(DEVICE):
         rows = map(jax.numpy.asarray, (values, node))
         codes = DenseCodes(jax.numpy.asarray(columns))
-        sizes = dict(num_nodes=3, num_bins=8, children=children)
-        found = sum_plain_histogram(codes, *rows, **sizes)
+        count = np.bincount(node[node >= 0], minlength=3).astype(np.int32)
+        rows = *rows, True, jax.numpy.asarray(count) if children else None
+        found = sum_plain_histogram(codes, *rows, num_nodes=3, num_bins=8)
     expected = references.histogram(columns, values, node, 3, 8)
     np.testing.assert_array_equal(found, expected)
 

@@ -68,16 +68,22 @@ def takes_packed(packed: Array | None, num_nodes: int, num_bins: int) -> bool:
 
 
 def packed_histogram(
-    packed, channels, node, enabled=True, *, num_features, num_nodes, num_bins
-):
+    packed, channels, node, enabled=True, sizes=None, *, num_features, num_nodes,
+    num_bins,
+):  # fmt: skip
     """Computes :func:`histogram` faster, from codes by row that :func:`pack` made.
 
     For one node, the kernel reads all rows, otherwise only the rows with a node.
+
+    Args:
+      sizes: the number of rows of each node; None: they are counted.
     """
     enabled, listed = _flag(enabled), num_nodes > 1
     rows, starts = node, jnp.zeros(1, jnp.int32)
     if listed:
-        rows, starts = _list_rows(node, enabled, num_nodes)
+        sizes = _count_rows(node, enabled, num_nodes) if sizes is None else sizes
+        starts = jnp.pad(jnp.cumsum(sizes, dtype=jnp.int32), (1, 0))
+        rows = _list_rows(node, starts, enabled)
     (blocks, num_rows, width), num_channels = packed.shape, channels.shape[1]
     groups = -(-blocks * width // _COLUMNS)
     columns = min(_COLUMNS, blocks * width)  # columns in a group's result
@@ -98,21 +104,24 @@ def packed_histogram(
     return sums[:, :num_features]
 
 
-def _list_rows(node, enabled, num_nodes):
-    """Returns the rows [N] by node, and the place of each node's first one [M + 1]."""
-    num_rows, counters = node.shape[0], num_nodes * INT
-    blocks, rows = divide_rows(num_rows, BLOCKS)
-    sizes = (num_rows, num_nodes, rows)
-    count = Launch(
-        "count_nodes", (ints(num_nodes),), (blocks, 1), sizes, counters, zeroed=(True,)
-    )
-    counts = launch(count, node, enabled)
-    starts = jnp.pad(jnp.cumsum(counts), (1, 0)).astype(jnp.int32)
-    fill = Launch(
-        "list_nodes", (ints(num_rows), ints(num_nodes)), (blocks, 1), sizes,
-        2 * counters, zeroed=(False, True),
+def _count_rows(node, enabled, num_nodes):
+    blocks, rows = divide_rows(node.shape[0], BLOCKS)
+    run = Launch(
+        "count_nodes", (ints(num_nodes),), (blocks, 1),
+        (node.shape[0], num_nodes, rows), num_nodes * INT, zeroed=(True,),
     )  # fmt: skip
-    return launch(fill, node, starts, enabled)[0], starts
+    return launch(run, node, enabled)
+
+
+def _list_rows(node, starts, enabled):
+    """Returns the rows [N] by node; those of node m from ``starts[m]`` on."""
+    num_rows, num_nodes = node.shape[0], starts.shape[0] - 1
+    blocks, rows = divide_rows(num_rows, BLOCKS)
+    run = Launch(
+        "list_nodes", (ints(num_rows), ints(num_nodes)), (blocks, 1),
+        (num_rows, num_nodes, rows), 2 * num_nodes * INT, zeroed=(False, True),
+    )  # fmt: skip
+    return launch(run, node, starts, enabled)[0]
 
 
 def pack(columns: UInt8[Array, "F N"], num_bins: int) -> UInt8[Array, "blocks N width"]:

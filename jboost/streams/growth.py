@@ -300,7 +300,7 @@ def _find(max_depth, num_bins, slots, level, nodes, measure, words, limits):
         measure.num_in_bag, words, limits,
     )  # fmt: skip
     count = count_sides(nodes.histogram, split)
-    split, left_smaller = settle_splits(split, count, num_bins)
+    split, left_smaller, _ = settle_splits(split, count, num_bins)
     pairs = pair_children(nodes.position, split, slots)
     return Step(
         split=split,

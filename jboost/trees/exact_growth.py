@@ -24,6 +24,7 @@ from jboost.trees import paths
 from jboost.trees.candidates import Segments, accumulate, find_bins
 from jboost.trees.grow import kernel_limits
 from jboost.trees.levels import (
+    SideCounts,
     column_fractions,
     least_samples,
     lookup,
@@ -446,15 +447,15 @@ def _count_sides(rows, split, row_slot):
     side = jnp.where(code == MISSING, 2, above.astype(jnp.int32))
     group = jnp.where(rows.in_bag & (row_slot < slots), 3 * row_slot + side, 3 * slots)
     ones = jnp.ones(row_slot.shape[0], jnp.int32)
-    return sum_by_group(ones, group, 3 * slots).reshape(slots, 3)
+    return SideCounts(*sum_by_group(ones, group, 3 * slots).reshape(slots, 3).T)
 
 
 def _split_nodes(level, state, order, split, rows, max_depth):
     """Records the splits, and determines which rows move."""
     slots, (slot, start, size) = state.position.shape[0], state.groups
     count = _count_sides(rows, split, state.row_slot)
-    split, left_smaller = settle_splits(split, count, MOST_CODES)
-    source, pair, position = pair_children(state.position, split, slots)
+    split, left_smaller, _ = settle_splits(split, count, MOST_CODES)
+    source, _, pair, position = pair_children(state.position, split, slots)
     moved = route_rows(
         rows.codes, split, pair, left_smaller, rows.in_bag, state.row_slot,
         state.row_position, slots=slots,

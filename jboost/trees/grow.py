@@ -111,13 +111,10 @@ def _grow_plainly(
     return tree._replace(bounds=bounds), state.row_position
 
 
-def _sum_nodes(rows, node, num_nodes, num_bins, enabled: Any = True, *, children=False):
+def _sum_nodes(rows, node, num_nodes, num_bins, enabled: Any = True, sizes=None):
     """Sums the histograms of the nodes."""
-    sums = sum_plain_histogram(
-        rows.codes, rows.channels, node, enabled,
-        num_nodes=num_nodes, num_bins=num_bins, children=children,
-    )  # fmt: skip
-    return total(sums)
+    rows = rows.codes, rows.channels, node, enabled, sizes
+    return total(sum_plain_histogram(*rows, num_nodes=num_nodes, num_bins=num_bins))
 
 
 def _sum_squares(rows, row_slot, slots):
@@ -134,7 +131,7 @@ def _sum_squares(rows, row_slot, slots):
 def _split_nodes(level, state, split, rows, slots, num_bins, max_depth):
     """Routes the rows, and sums the next level's nodes; also returns final splits."""
     count = count_sides(state.histogram, split)
-    split, left_smaller = settle_splits(split, count, num_bins)
+    split, left_smaller, fewer = settle_splits(split, count, num_bins)
     pairs = pair_children(state.position, split, slots)
     moved = route_rows(
         rows.codes, split, pairs.pair, left_smaller, rows.in_bag, state.row_slot,
@@ -147,9 +144,10 @@ def _split_nodes(level, state, split, rows, slots, num_bins, max_depth):
     done = last | ~jnp.any(split.found)
     if path.free is not None:
         done |= path.free == 0
-    # Of one shard, more than half of the rows may be in smaller children.
-    whole, size = current_shards() is None, pairs.source.shape[0]
-    small = _sum_nodes(rows, moved.node, size, num_bins, ~done, children=whole)
+    sizes, number = None, pairs.source.shape[0]
+    if current_shards() is None:  # a shard does not know how many of its rows they are
+        sizes = jnp.where(pairs.used, fewer[pairs.source], 0)
+    small = _sum_nodes(rows, moved.node, number, num_bins, ~done, sizes)
     histogram = join_children(state.histogram, pairs.source, left_smaller, small, slots)
     after = _PlainState(histogram, pairs.position, moved.slot, moved.position, path)
     return after, split

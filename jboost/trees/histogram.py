@@ -8,6 +8,7 @@ per tree so that no sum over rows can leave 31 bits.
 """
 
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -53,36 +54,37 @@ def sum_plain_histogram(
     channels: Int32[Array, "N C"],
     node: Int32[Array, " N"],
     enabled: Bool[Array, ""] | bool = True,
+    sizes: Int32[Array, " M"] | None = None,
     *,
     num_nodes: int,
     num_bins: int,
-    children: bool = False,
 ) -> Int32[Array, "M F B C"]:
     """Computes :func:`sum_histogram` in plain XLA, or by a kernel for GPUs or TPUs.
 
-    Sums are 0 unless ``enabled``. With ``children`` the nodes are smaller children, of
-    at most N // 2 rows.
+    Sums are 0 unless ``enabled``. ``sizes`` are the numbers of rows of the nodes, if
+    they are known and no more than N // 2 in all, as those of smaller children.
     """
     _check_rows(codes, channels, node)
-    sizes = dict(num_nodes=num_nodes, num_bins=num_bins)
+    shape: Any = dict(num_nodes=num_nodes, num_bins=num_bins)
 
     def build(codes, channels, node):
-        run = codes.child_histogram if children else codes.histogram
-        return run(channels, node, **sizes)
+        run = codes.histogram if sizes is None else codes.child_histogram
+        return run(channels, node, **shape)
 
-    def sum_on_gpu(enabled, codes, channels, node):
+    def sum_on_gpu(enabled, sizes, codes, channels, node):
         rows = (channels, node, enabled)
-        if levels_cuda.takes_packed(codes.packed, **sizes):
+        if levels_cuda.takes_packed(codes.packed, **shape):
             width = codes.num_features
             return levels_cuda.packed_histogram(
-                codes.packed, *rows, num_features=width, **sizes
+                codes.packed, *rows, sizes, num_features=width, **shape
             )
-        return levels_cuda.histogram(codes.columns, *rows, **sizes)
+        return levels_cuda.histogram(codes.columns, *rows, **shape)
 
     def sum_on_tpu(codes, channels, node):
-        return histogram_tpu.histogram(codes.columns, channels, node, **sizes)
+        return histogram_tpu.histogram(codes.columns, channels, node, **shape)
 
-    def skip(build, enabled, *rows):
+    def skip(build, enabled, sizes, *rows):
+        del sizes
         if always:
             return build(*rows)
         shape = jax.eval_shape(build, *rows)
@@ -96,7 +98,7 @@ def sum_plain_histogram(
         cuda=sum_on_gpu if levels_cuda.takes(codes) else None,
         tpu=partial(skip, sum_on_tpu) if on_tpu else None,
     )
-    return run(jnp.asarray(enabled), codes, channels, node)
+    return run(jnp.asarray(enabled), sizes, codes, channels, node)
 
 
 def _check_rows(codes, channels, node):

@@ -220,10 +220,16 @@ def column_fractions(limits: TreeLimits) -> Float[Array, "3"]:
     return jnp.stack([jnp.asarray(share, jnp.float32) for share in shares])
 
 
-def count_sides(
-    histogram: Int32[Array, "M F B C"], split: Split
-) -> Int32[Array, "M 3"]:
+class SideCounts(NamedTuple):
     """Rows in the bag of each slot: left by their codes, right by them, missing."""
+
+    left: Int32[Array, " M"]
+    right: Int32[Array, " M"]
+    missing: Int32[Array, " M"]
+
+
+def count_sides(histogram: Int32[Array, "M F B C"], split: Split) -> SideCounts:
+    """Counts the rows of each side of each split from the histograms of the slots."""
     slots, _, num_bins, _ = histogram.shape
     # The last channel counts rows, also where it is the curvature of uniform ones.
     count = histogram[jnp.arange(slots, dtype=jnp.int32), split.feature, :, -1]
@@ -233,22 +239,25 @@ def count_sides(
         divided = split.threshold[:, None] == CATEGORICAL
         left = jnp.where(divided, unpack_bits(split.left_codes, num_bins), left)
         known &= ~(divided & unpack_bits(split.absent_codes, num_bins))
-    left, known = jnp.broadcast_arrays(left, known)
-    sides = jnp.stack([known & left, known & ~left, ~known], axis=1)
-    return jnp.sum(jnp.where(sides, count[:, None], 0), axis=2, dtype=count.dtype)
+
+    def add(chosen):
+        return jnp.sum(jnp.where(chosen, count, 0), axis=1, dtype=count.dtype)
+
+    return SideCounts(add(known & left), add(known & ~left), add(~known))
 
 
 def settle_splits(
-    split: Split, count: Int32[Array, "M 3"], num_bins: int
-) -> tuple[Split, Bool[Array, " M"]]:
-    """Decides where missing values go, given the rows left, right and missing.
+    split: Split, count: SideCounts, num_bins: int
+) -> tuple[Split, Bool[Array, " M"], Int32[Array, " M"]]:
+    """Decides where missing values go.
 
-    Also returns whether each left child has no more rows than the right one.
+    Also returns whether each left child has no more rows in the bag than the right one,
+    and the number of rows of the smaller one.
     """
     threshold = jnp.where(split.found, split.threshold, num_bins - 1)
     # Where training saw no missing value, missing goes to the child with more rows.
     missing_left = jnp.where(
-        count[:, 2] > 0, split.missing_left, count[:, 0] >= count[:, 1]
+        count.missing > 0, split.missing_left, count.left >= count.right
     )
     missing_left = missing_left | ~split.found
     left_codes = split.left_codes
@@ -256,15 +265,15 @@ def settle_splits(
         # Categories that no row of the node has go with the missing ones.
         absent = jnp.where(missing_left[:, None], split.absent_codes, jnp.uint32(0))
         left_codes |= absent
-    left = count[:, 0] + jnp.where(missing_left, count[:, 2], 0)
-    left_smaller = 2 * left <= jnp.sum(count, axis=1, dtype=count.dtype)
+    left = count.left + jnp.where(missing_left, count.missing, 0)
+    right = count.left + count.right + count.missing - left
     settled = split._replace(
         threshold=threshold,
         missing_left=missing_left,
         left_codes=left_codes,
         absent_codes=None,
     )
-    return settled, left_smaller
+    return settled, left <= right, jnp.minimum(left, right)
 
 
 class Pairs(NamedTuple):
@@ -272,11 +281,13 @@ class Pairs(NamedTuple):
 
     Attributes:
       source: slot of the r-th split node; 0 beyond the last one.
+      used: whether there is an r-th split node.
       pair: r of each slot; the next level's number of slots if its node is not split.
       position: position of the node in each slot of the next level; -1 if empty.
     """
 
     source: Int32[Array, " pairs"]
+    used: Bool[Array, " pairs"]
     pair: Int32[Array, " M"]
     position: Int32[Array, " slots"]
 
@@ -289,11 +300,12 @@ def pair_children(position: Int32[Array, " M"], split: Split, slots: int) -> Pai
     place = jnp.arange(max(1, slots // 2), dtype=jnp.int32)
     # A search, unrolled, is one program on a GPU, a scatter several.
     source = jnp.searchsorted(count, place + 1, method="scan_unrolled")
-    source = jnp.where(place < num_found, source, 0).astype(jnp.int32)
+    used = place < num_found
+    source = jnp.where(used, source, 0).astype(jnp.int32)
     parent = jnp.stack([position[source]] * 2, axis=1).reshape(-1)[:slots]
     slot = jnp.arange(slots, dtype=jnp.int32)
     after = jnp.where(slot < 2 * num_found, 2 * parent + (slot & 1), -1)
-    return Pairs(source, pair, after)
+    return Pairs(source, used, pair, after)
 
 
 def pass_paths(
