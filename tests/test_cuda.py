@@ -24,6 +24,7 @@ from test_predict_kernels import make_model, make_rows
 from test_small_predictions import share_trees
 
 import jboost as jb
+from jboost.codes.binning import bin_columns
 from jboost.entry.context import use_implementation
 from jboost.kernels import (
     binning_cpu,
@@ -128,6 +129,14 @@ def test_histograms_of_packed_codes(
         )
         expected = references.histogram(*rows, num_nodes, num_bins)
         np.testing.assert_array_equal(batch, [0 * expected, -expected])
+
+
+def test_fit_packs_codes_for_the_kernels():
+    bins = jb.fit_bins(X)
+    with use_implementation("cuda"):
+        found = bin_columns(bins, X, 256)
+    expected = levels_cuda.pack(found.columns, 256)
+    np.testing.assert_array_equal(found.packed, expected)
 
 
 @stand_in

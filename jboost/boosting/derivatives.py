@@ -33,7 +33,7 @@ from jboost.boosting.state import (
 from jboost.entry.collectives import count_rows, first_row, most, use_shards
 from jboost.entry.context import vary
 from jboost.kernels import grow_cpu
-from jboost.kernels.exact_sums import split_weights
+from jboost.kernels.exact_sums import skip_on_cpu, split_weights
 from jboost.kernels.library import choose
 from jboost.kernels.xla import add_halves, exponent_above, power_of_two, round_alone
 from jboost.numerics.derivatives import weigh
@@ -308,11 +308,11 @@ def _scale(scaling, weights, state, policy, raw, first):
     first_mean = jnp.where(state.round > 0, state.first_mean, mean)
     concentration = one
     if policy.varies:
-        concentration = jax.lax.cond(
-            state.round > 0,
-            lambda gradient, positive: state.concentration,
-            partial(_concentrate, weights, state),
-            gradient, positive,
+        concentration = skip_on_cpu(
+            state.round == 0,
+            partial(_concentrate, weights),
+            lambda state, *_: state.concentration,
+            state, gradient, positive,
         )  # fmt: skip
     mean = concentration * _follow(mean, first_mean)
     pair = RowDerivatives(
@@ -330,6 +330,8 @@ def list_policies(method: Method) -> tuple[Chosen, ...]:
 
 def _concentrate(weights, state, gradient, curvature):
     """Returns N / N_eff: the rows per equally informative row, for each score.
+
+    After the first round, it is that of the state.
 
     The information of a row is i = (h + g^2 / phi) / 2 with phi = mean g^2 / mean h,
     which is near 1 for a likelihood. The N rows hold as much as N_eff = (sum i)^2 /
@@ -356,7 +358,8 @@ def _concentrate(weights, state, gradient, curvature):
     varies = state.endless
     if state.coupling is not None:
         varies &= ~state.coupling.competing & (state.coupling.start == 0)
-    return jnp.where(varies, found * state.known_shares, 1.0)
+    found = jnp.where(varies, found * state.known_shares, 1.0)
+    return jnp.where(state.round > 0, state.concentration, found)
 
 
 def _relate(values, weights):

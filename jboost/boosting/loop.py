@@ -64,7 +64,7 @@ from jboost.entry.arguments import explain_arguments
 from jboost.entry.checks import explain_failure
 from jboost.entry.decorators import is_tracing, traceable
 from jboost.entry.messages import show
-from jboost.entry.programs import FULL, compiled
+from jboost.entry.programs import FULL, LOOP, compiled
 from jboost.kernels.library import takes_implementation
 from jboost.losses import Adaptive
 from jboost.numerics.derivatives import without_derivatives
@@ -678,10 +678,10 @@ def boost(
     operands: Any = (constants, numbers, rates, data, initial_scores(chosen))
     operands += (seed_from_key(key),)
     if mesh is not None:
-        run = compiled(run_sharded_rounds, traced, method, mesh, effort=FULL)
+        run = compiled(run_sharded_rounds, traced, method, mesh, effort=LOOP)
         return run(*operands)
     static = traced, method, program, groups is not None and chosen.leaves_out
-    return compiled(scan_rounds, *static, effort=FULL)(*operands)
+    return compiled(scan_rounds, *static, effort=LOOP)(*operands)
 
 
 def _init(loss, constants, data, *start):

@@ -50,6 +50,7 @@ from jboost.objective.group_tracing import GroupLoss
 from jboost.trees.joint_start import move_scores
 from jboost.trees.leaf_operations import add_values
 from jboost.trees.leaves import NewtonSteps
+from jboost.trees.limits import limit_leaves
 from jboost.trees.slopes import GivenLeaves, add_leaves, mix_leaves
 from jboost.trees.tree import Tree
 
@@ -226,6 +227,13 @@ def for_finish(static: Static) -> Static:
     return Static(nothing, replace(for_growth(static.method), num_bins=2))
 
 
+# Fields of the state that a round does not change: a program would copy them.
+_HANDED_ON = (
+    "start", "init_score", "pointed", "endless", "weight_unit", "known_shares",
+    "least_rows", "words",
+)  # fmt: skip
+
+
 def without_loss(state: BoostState) -> BoostState:
     """Returns the state without the fields that differ in shape between losses."""
     return state._replace(
@@ -236,7 +244,7 @@ def without_loss(state: BoostState) -> BoostState:
 def with_loss(state: BoostState, before: BoostState) -> BoostState:
     """Restores the fields that ``grow`` leaves out, from the state before."""
     return state._replace(
-        start=before.start,
+        **{name: getattr(before, name) for name in _HANDED_ON},
         minimizer=before.minimizer, kinks=before.kinks,
         parameters=before.parameters, first_parameters=before.first_parameters,
         probe=before.probe,
@@ -318,7 +326,7 @@ def grow(
         after = count_round(
             state, plan, add_leaves(state.steps, trees, leaf, data.values)
         )
-        after = after._replace(start=None)
+        after = after._replace(**dict.fromkeys(_HANDED_ON))
         new_steps = add_to_sets(trees, sets, set_steps, after.steps)
         words = _store(words, pack(trees), entry)
     rest: Any = plan.for_leaves._replace(gradient=None, curvature=None)
@@ -329,8 +337,9 @@ def grow(
             moved, sloped = _list_trials(state, after, trees, newton, leaf)
     nothing: Any = None
     plan = plan._replace(
-        for_splits=nothing, for_leaves=rest, shard_sums=None, projection=None
-    )
+        for_splits=nothing, for_leaves=rest, shard_sums=None, projection=None,
+        limits=limit_leaves(plan.limits),
+    )  # fmt: skip
     return RoundTrees(
         plan, trees, leaf, after, new_steps, newton, scores, moved, sloped, words,
         all_finite,

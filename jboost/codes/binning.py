@@ -7,6 +7,7 @@ feature, 2 for the next, ...
 """
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import jax
@@ -17,7 +18,7 @@ from jax.sharding import PartitionSpec
 from jaxtyping import Array, ArrayLike, Float, Shaped, UInt8, UInt16, UInt32
 
 from jboost.codes.bins import MISSING, Bins
-from jboost.codes.codes import DenseCodes, SparseCodes
+from jboost.codes.codes import DenseCodes, SparseCodes, pack_codes
 from jboost.codes.gathering import find_thresholds, has_missing
 from jboost.codes.thresholds import check_max_bins, find_sparse_thresholds
 from jboost.entry.context import (
@@ -431,12 +432,12 @@ def bin_columns(
         if isinstance(matrix, jax.Array) and is_on_cpu(matrix) != runs_on_cpu():
             matrix = np.asarray(matrix)  # the rows belong on the default device
         bin_them = compiled(_bin_columns, total)
-        return DenseCodes(bin_them(bins.thresholds, jax.device_put(matrix)))
+        return bin_them(bins.thresholds, jax.device_put(matrix))
     thresholds = np.asarray(bins.thresholds, np.float32)
     columns, packed = binning_cpu.find_columns(thresholds, np.asarray(matrix), total)
-    if not on_cpu:
-        return DenseCodes(jax.device_put(columns))
-    with jax.default_device(host()):
+    # The kernels for GPUs pack codes in the same way, if they are bytes.
+    packed = packed if on_cpu or packed.dtype == np.uint8 else None
+    with jax.default_device(host()) if on_cpu else nullcontext():
         return DenseCodes(*jax.device_put((columns, packed)))
 
 
@@ -513,4 +514,6 @@ def _find_codes(thresholds, matrix):
 def _bin_columns(num_rows, thresholds, matrix):
     columns = _find_codes(thresholds, matrix).T
     shape = (columns.shape[0], num_rows - columns.shape[1])
-    return jnp.concatenate([columns, jnp.broadcast_to(columns[:, :1], shape)], axis=1)
+    padding = jnp.broadcast_to(columns[:, :1], shape)
+    codes = DenseCodes(jnp.concatenate([columns, padding], axis=1))
+    return pack_codes(codes, 256) if columns.dtype == jnp.uint8 else codes

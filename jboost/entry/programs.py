@@ -15,7 +15,11 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jboost.entry.context import current_implementation, runs_on_cpu
+from jboost.entry.context import (
+    current_implementation,
+    default_platform,
+    runs_on_cpu,
+)
 from jboost.entry.decorators import is_tracing
 
 _LEVEL = "xla_backend_optimization_level"
@@ -37,20 +41,28 @@ class CompileOptions(NamedTuple):
     ``GROUPS`` is for losses of groups with many rows: as ``LIGHT``, it does not unroll
     the short loops over the rows of a group. It takes down to a third of the time of
     ``FULL``.
+
+    ``LOOP`` is ``FULL`` for programs that contain the rounds: a GPU runs their kernels
+    as CUDA graphs. Other programs get new buffers in each call, so that graphs would
+    have to be changed before each.
     """
 
     options: tuple[tuple[str, Any], ...]
+    graphs: bool = False
 
     def known(self) -> tuple[tuple[str, Any], ...]:
-        """Returns the options that XLA knows; none of them unless a CPU computes.
+        """Returns the options that XLA knows on the default platform.
 
         A level in the environment variable XLA_FLAGS is not raised.
         """
-        names = _find_known() if runs_on_cpu() else ()
+        platform = default_platform()
+        if platform != "cpu":
+            wanted = platform in ("gpu", "cuda") and not self.graphs
+            return _find_known(_NO_GRAPHS) if wanted else ()
+        options = self.options
         if _LEVEL in os.environ.get("XLA_FLAGS", ""):
-            options = [each for each in self.options if each != _LESS]
-        else:
-            options = [*self.options]
+            options = tuple(each for each in options if each != _LESS)
+        names = dict(_find_known(QUICK.options) if options else ())
         return tuple(each for each in options if each[0] in names)
 
 
@@ -61,17 +73,19 @@ WHOLE = CompileOptions((*FULL.options, ("xla_cpu_parallel_codegen_split_count", 
 _BRISK = (*WHOLE.options, ("xla_cpu_use_fusion_emitters", False))
 QUICK = CompileOptions((*_BRISK, (_LEVEL, 0)))
 GROUPS = CompileOptions((*FULL.options, _LESS))
+LOOP = FULL._replace(graphs=True)
 LIGHT = CompileOptions((*_BRISK, _LESS))
+_PLAIN = CompileOptions(())
+_NO_GRAPHS = (("xla_gpu_enable_command_buffer", ""),)
 FEW = 2**15  # numbers in the largest operand of a program that runs only briefly
 
 
 @cache
-def _find_known():
-    """Returns the names of the options of all efforts that XLA knows."""
-    every = dict(QUICK.options)
-    if _compiles(every):
-        return tuple(every)
-    return tuple(name for name, value in every.items() if _compiles({name: value}))
+def _find_known(options):
+    """Returns those of the options that XLA knows on the default platform."""
+    if _compiles(dict(options)):
+        return options
+    return tuple(each for each in options if _compiles(dict([each])))
 
 
 def _compiles(options):
@@ -133,8 +147,7 @@ class Compiled(NamedTuple):
 
     def _jit(self, is_part):
         bound = partial(self.function, *self.static)
-        effort = None if is_part else self.effort
-        options = None if effort is None else dict(effort.known())
+        options = None if is_part else dict((self.effort or _PLAIN).known())
         return jax.jit(bound, donate_argnums=self.donate, compiler_options=options)
 
 

@@ -22,7 +22,7 @@ from jboost.entry import checks
 from jboost.entry.arguments import explain_arguments
 from jboost.entry.decorators import on_host
 from jboost.entry.messages import show, show_fields
-from jboost.entry.programs import FULL, compiled
+from jboost.entry.programs import LOOP, compiled
 from jboost.kernels.library import resolve_implementation, takes_implementation
 from jboost.losses.names import widen_loss
 from jboost.model.ensemble import Ensemble, check_model
@@ -431,7 +431,7 @@ def _run(model, programs, fixed, values, optimizer, limits, progress):
         best_epoch=jnp.int32(0),
         over=jnp.asarray(False),
     )
-    run = compiled(_run_epochs, programs, effort=FULL)
+    run = compiled(_run_epochs, programs, effort=LOOP)
     empty: Any = np.full(_MOST_EPOCHS, np.nan, np.float32)
     chunks: list[np.ndarray] = []
     num_epochs, patience = limits

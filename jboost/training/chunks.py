@@ -399,7 +399,7 @@ class ArrayRunner:
             self._find(derive, for_derivatives(static), options.smooth, effort=effort),
             self._find(
                 grow, for_growth(static.method), choose_scaling(self.job.problem),
-                options.steps, options.scored,
+                options.steps, options.scored, donate=(3,),
                 effort=LIGHT if self._has_many(scores) else QUICK,
             ),
             self._find(

@@ -50,6 +50,16 @@ class TreeLimits(NamedTuple):
     rows_per_threshold: Int32[ArrayLike, ""] | None = None
 
 
+def limit_leaves(limits: TreeLimits) -> TreeLimits:
+    """Returns the limits that leaf values depend on; None for the others."""
+    nothing: Any = None
+    return limits._replace(
+        colsample_bytree=nothing, colsample_bylevel=nothing, colsample_bynode=nothing,
+        groups=None, max_bins=nothing, categories=None, num_features=None,
+        rows_per_threshold=None,
+    )  # fmt: skip
+
+
 def count_in(limits: TreeLimits, unit: Float[ArrayLike, ""]) -> TreeLimits:
     """Returns limits that are counted in rows, for rows that weigh ``unit``."""
 
