@@ -14,10 +14,10 @@ from jboost.objective.coupled import GroupObjective, group_gradient, group_value
 from jboost.objective.group_tracing import trace_group_loss
 from jboost.objective.probing import (
     Probe,
-    linearize,
     raise_curvature,
     renew_probe,
     start_probe,
+    use_product,
 )
 from jboost.tables.groups import make_groups, random_groups
 from jboost.trees.joint import Stopping, solve_jointly
@@ -119,7 +119,8 @@ def test_values_and_derivatives(loss, num_scores):
     @jax.jit
     def multiply(scores, direction, differs):
         probe = Probe(scores, jnp.float32(2**-6), differs)
-        return linearize(objective, scores, probe)(direction) * weights[None]
+        multiply = lambda product: product(direction) * weights[None]  # noqa: E731
+        return use_product(objective, scores, probe, multiply)
 
     scores = jnp.asarray(scores)
     direction = jnp.asarray(np.random.default_rng(1).normal(size=scores.shape), "f4")

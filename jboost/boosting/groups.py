@@ -26,7 +26,7 @@ from jboost.objective.group_tracing import (
     read_inputs,
 )
 from jboost.objective.minimum import find_minimum
-from jboost.objective.probing import Probe, linearize
+from jboost.objective.probing import Probe, use_product
 from jboost.objective.tracing import needs_groups
 from jboost.tables.groups import (
     MOST_CHECKED,
@@ -36,7 +36,7 @@ from jboost.tables.groups import (
     make_groups,
     take_first_group,
 )
-from jboost.trees.joint import Stopping, solve_jointly
+from jboost.trees.joint import Stopping, find_step, shorten
 from jboost.trees.joint_start import move_scores
 from jboost.trees.leaves import LeafProblems
 
@@ -282,26 +282,31 @@ def solve_group_leaves(
     sums: Any,
     problems: LeafProblems,
 ) -> Float[Array, " L"]:
-    """Returns leaf values by :func:`solve_jointly`; rows out of the bag weigh 0."""
+    """Returns leaf values as :func:`jboost.trees.joint.solve_jointly` does.
+
+    Rows out of the bag weigh 0.
+    """
     gradient, curvature, l1 = sums.gradient, sums.curvature, problems.l1
     if problems.pull is not None:
         gradient = gradient - problems.pull
     if l1 is not None:
         gradient = gradient - jnp.clip(gradient, -l1, l1)
     num_leaves, weights = gradient.shape[0], objective.weights
-    product = linearize(objective, scores, probe)
 
     def sum_leaves(rows):
         rows = jnp.where(weights > 0, rows[k], 0.0)
         return sum_channels((rows,), leaf, num_leaves, weights)[0]
 
-    def multiply(values):
-        direction = jnp.zeros_like(scores).at[k].set(values[leaf])
-        return sum_leaves(product(direction))
+    def find(product):
+        def multiply(values):
+            direction = jnp.zeros_like(scores).at[k].set(values[leaf])
+            return sum_leaves(product(direction))
+
+        return find_step(gradient, curvature, problems.penalty, multiply, _STOPPING)
 
     def slope_at(values):
         slope = sum_leaves(group_gradient(objective, scores.at[k].add(values[leaf])))
         return slope if problems.pull is None else slope - problems.pull
 
-    penalty = problems.penalty
-    return solve_jointly(gradient, curvature, penalty, multiply, slope_at, _STOPPING)
+    values = use_product(objective, scores, probe, find)
+    return shorten(values, gradient, slope_at, _STOPPING)

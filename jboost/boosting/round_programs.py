@@ -251,6 +251,17 @@ def with_loss(state: BoostState, before: BoostState) -> BoostState:
     )  # fmt: skip
 
 
+# Fields of the state that derivatives change, of some losses.
+_DERIVED = ("minimizer", "kinks", "probe")
+
+
+def with_derived(state: BoostState, changed: BoostState | None) -> BoostState:
+    """Returns the state with what :func:`derive` has changed."""
+    if changed is None:
+        return state
+    return state._replace(**{name: getattr(changed, name) for name in _DERIVED})
+
+
 # Newton steps of leaves: the loss judges them, they are the leaf values in any case, it
 # improves on them, or (order statistics) leaf values are found without them.
 Steps = Literal["judged", "kept", "improved", "none"]
@@ -277,7 +288,7 @@ def derive(
 ) -> tuple[BoostState | None, Derived]:
     """Computes the derivatives of all rows.
 
-    The state is returned if the parameters of an adaptive loss have changed it.
+    The state is returned if they change it; see :func:`with_derived`.
     """
     problem = Problem(static, arrays)
     loss, policies = static.loss, set(list_policies(static.method))
@@ -287,8 +298,10 @@ def derive(
     new, raw = differentiate(problem, state, smooth, leave_out)
     all_finite = None if redone else jnp.asarray(True)
     derived = Derived(join_pairs(problem, raw), all_finite, new.sizes, new.lost)
-    changed = loss.coupled or loss.estimate is not None
-    return new if changed else None, derived
+    if not (loss.coupled or loss.estimate is not None):
+        return None, derived
+    others = set(new._fields) - {*_DERIVED}
+    return new._replace(**dict.fromkeys(others)), derived
 
 
 @for_host

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int32, UInt32
 
+from jboost.kernels.library import choose
 from jboost.numerics.random import derive_seeds, hash_words
 from jboost.objective.evaluation import with_scores_first
 from jboost.objective.group_tracing import GroupLoss
@@ -20,6 +21,7 @@ from jboost.tables.groups import GroupTable, RowGroups
 
 _T = TypeVar("_T")
 _CHUNK = 1 << 19  # numbers of a chunk of groups: its buffers stay in the cache
+_CHUNK_ON_GPU = 1 << 25  # there each chunk is waited for
 _MOST_KEPT = 1 << 23  # numbers that products with the Hessian share
 
 
@@ -254,7 +256,7 @@ def _prepare(objective, table):
 
     def find(programs):
         run = partial(programs[index], objective.constants)
-        return map_groups(lambda each: run(*each), inputs, _chunk(loss, index, width))
+        return _map_chunks(lambda each: run(*each), inputs, loss, index, width)
 
     return Batch(
         rows, where, table.number, inputs, find(loss.early_values),
@@ -277,14 +279,14 @@ def _take(scores, rows):
 
 def _run(objective, programs, batch, scores, early):
     """Evaluates the program of the batch's width at all its groups."""
-    return map_groups(*_bind(objective, programs, batch, scores, early))
+    one, operands, index = _bind(objective, programs, batch, scores, early)
+    return _map_chunks(one, operands, objective.loss, index, scores[0].size)
 
 
 def _bind(objective, programs, batch, scores, early):
-    """Returns the arguments of :func:`map_groups` for a program and a batch."""
+    """Returns the program of a group, its operands by group, and its index."""
     loss, keys = objective.loss, None
-    width = scores.shape[1]
-    index = loss.widths.index(width)
+    index = loss.widths.index(scores.shape[1])
     if loss.inputs.key:
         keys = jax.vmap(partial(jax.random.wrap_key_data, impl="threefry2x32"))(
             derive_seeds(objective.words, batch.number)
@@ -296,9 +298,16 @@ def _bind(objective, programs, batch, scores, early):
         return run(score, key, objective.parameters, *inputs, early)
 
     operands = (scores, keys, batch.inputs, early)
-    return one, operands, _chunk(loss, index, scores[0].size)
+    return one, operands, index
 
 
-def _chunk(loss, index, size):
-    """Returns how many groups of ``size`` numbers each are evaluated together."""
-    return max(1, _CHUNK // (size**2 if loss.by_pairs[index] else size))
+def _map_chunks(function, operands, loss, index, size):
+    """Maps a function over groups of ``size`` numbers, many at a time."""
+    numbers = size**2 if loss.by_pairs[index] else size
+    small, large = (max(1, most // numbers) for most in (_CHUNK, _CHUNK_ON_GPU))
+    run = partial(map_groups, function)
+    if len(jax.tree.leaves(operands)[0]) <= small:
+        return run(operands, small)
+    return choose(xla=partial(run, chunk=small), cuda=partial(run, chunk=large))(
+        operands
+    )

@@ -15,6 +15,7 @@ from jaxtyping import Array, ArrayLike, Bool, Float, Int32, UInt32
 
 from jboost.entry.collectives import exchange, first_row, some
 from jboost.entry.stages import runs_in_stages, stage
+from jboost.kernels.exact_sums import skip_on_cpu
 from jboost.kernels.xla import exponent_above, power_of_two
 from jboost.numerics.derivatives import square_root
 from jboost.numerics.exact import sum_each, sum_guessed
@@ -358,7 +359,7 @@ def count_lost(
         none = jnp.float32(-jnp.inf)
         return is_any.astype(jnp.int32), jnp.where(is_any, jnp.float32(0), none)
 
-    own = jax.lax.cond(is_any, count, count_none, is_any)
+    own = skip_on_cpu(is_any, count, count_none, is_any)
     (number,), (first,) = exchange([own[0]], [own[1]])
     first = jnp.where(number > 0, -first, 0.0).astype(jnp.int32)
     return jnp.stack([number, first])

@@ -12,6 +12,7 @@ of gradients replace it. Their distance is large enough for the gradient to chan
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -57,10 +58,13 @@ def start_probe(scores: Float[Array, "K N"]) -> Probe:
     return Probe(jnp.zeros_like(scores), jnp.float32(1), jnp.asarray(False))
 
 
-def linearize(
-    objective: GroupObjective, scores: Float[Array, "K N"], probe: Probe
-) -> Product:
-    """Returns a function that multiplies by the Hessian."""
+def use_product(
+    objective: GroupObjective,
+    scores: Float[Array, "K N"],
+    probe: Probe,
+    use: Callable[[Product], Array],
+) -> Array:
+    """Calls ``use`` with a function that multiplies by the Hessian."""
 
     def gradient_at(scores):
         return group_gradient(objective, scores)
@@ -84,10 +88,8 @@ def linearize(
         above, below = jax.lax.map(gradient_at, sides)
         return (above - below) * (size / (2 * probe.distance))
 
-    def product(direction):
-        return jax.lax.cond(probe.differs, difference, multiply, direction)
-
-    return product
+    # Not one condition for each product: a GPU waits for the host at each.
+    return jax.lax.cond(probe.differs, lambda: use(difference), lambda: use(multiply))
 
 
 def renew_probe(
@@ -241,14 +243,13 @@ def _replace_small(objective, scores, probe, average):
     if objective.prepared is not None:
         batches = objective.prepared.batches[: len(tables)]
         part = part._replace(prepared=PreparedGroups(batches, slot))
-    product = linearize(part, scores, probe)
     place = jnp.concatenate(
         [jnp.arange(t.rows.size, dtype=jnp.int32) % t.rows.shape[1] for t in tables]
     )
     place = jnp.where(inside, place[jnp.maximum(slot, 0)], -1)
     num_scores, width = scores.shape[0], tables[-1].rows.shape[1]
 
-    def add_entry(number, diagonal):
+    def add_entry(product, number, diagonal):
         k, at = number // width, number % width
         chosen = (place == at)[None] & (jnp.arange(num_scores, dtype=jnp.int32) == k)[
             :, None
@@ -256,5 +257,9 @@ def _replace_small(objective, scores, probe, average):
         direction = chosen.astype(jnp.float32)
         return jnp.where(chosen, product(direction), diagonal)
 
-    exact = jax.lax.fori_loop(0, num_scores * width, add_entry, jnp.zeros_like(scores))
+    def find_diagonal(product):
+        add, none = partial(add_entry, product), jnp.zeros_like(scores)
+        return jax.lax.fori_loop(0, num_scores * width, add, none)
+
+    exact = use_product(part, scores, probe, find_diagonal)
     return jnp.where(inside[None] & jnp.isfinite(exact), exact, average)

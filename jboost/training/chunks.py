@@ -31,6 +31,7 @@ from jboost.boosting.round_programs import (
     for_finish,
     for_growth,
     grow,
+    with_derived,
     with_loss,
     without_loss,
 )
@@ -315,7 +316,7 @@ class ArrayRunner:
         for rate, entry, given in each:
             self._tidy(state.steps)
             changed, derived = run_derive(self._rows, state)
-            state = state if changed is None else changed
+            state = with_derived(state, changed)
             turn = RoundInputs(state, set_steps, rate, entry, given)
             bare = turn._replace(state=without_loss(state))
             self._tidy(state.steps)

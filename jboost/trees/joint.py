@@ -98,15 +98,28 @@ def solve_jointly(
 ) -> Float[Array, "C *L"]:
     """Returns leaf values; those along the first axis depend on each other.
 
-    They end where the slope of the loss along them is not positive, or no more than
-    ``stopping`` allows: a longer step is shortened to where a parabola through both
-    slopes is least.
+    They are those of :func:`find_step`, shortened by :func:`shorten`.
+
+    Args:
+      slope_at: returns b after values have been added to the scores.
+    """
+    values = find_step(gradient, curvature, penalty, multiply, stopping)
+    return shorten(values, gradient, slope_at, stopping)
+
+
+def find_step(
+    gradient: Float[Array, "C *L"],
+    curvature: Float[Array, "C *L"],
+    penalty: Float[Array, "..."],
+    multiply: Callable[[Float[Array, "C *L"]], Float[Array, "C *L"]],
+    stopping: Stopping,
+) -> Float[Array, "C *L"]:
+    """Returns leaf values by conjugate gradients.
 
     Args:
       gradient: b, the sum of each leaf.
       penalty: l2, in the units of the curvature.
       multiply: multiplies values of leaves by P'W H P.
-      slope_at: returns b after values have been added to the scores.
     """
     diagonal = jnp.where(curvature > 0, curvature + penalty, jnp.inf)
 
@@ -138,8 +151,7 @@ def solve_jointly(
     start = (jnp.zeros_like(first), -gradient, first, at_start, jnp.int32(0))
     values, *_ = jax.lax.while_loop(goes_on, step, start)
     # Without a direction that bends upward, the step of the diagonal remains.
-    values = jnp.where(jnp.any(values != 0, axis=0, keepdims=True), values, first)
-    return _check_slope(values, gradient, slope_at, stopping.overshoot)
+    return jnp.where(jnp.any(values != 0, axis=0, keepdims=True), values, first)
 
 
 def _dot(a, b):
@@ -155,14 +167,23 @@ class _Check(NamedTuple):
     number: Int32[Array, ""]
 
 
-def _check_slope(values, gradient, slope_at, overshoot):
-    """Shortens a step until the slope along it is hardly positive at its end."""
+def shorten(
+    values: Float[Array, "C *L"],
+    gradient: Float[Array, "C *L"],
+    slope_at: Callable[[Float[Array, "C *L"]], Float[Array, "C *L"]],
+    stopping: Stopping,
+) -> Float[Array, "C *L"]:
+    """Shortens a step until the slope of the loss along it is not positive at its end.
+
+    ``stopping`` may allow a little. A longer step is shortened to where a parabola
+    through both slopes is least.
+    """
     before = _dot(values, gradient)
 
     def is_fine(check):
         # Half a step beyond the minimum of the parabola is good enough. A slope that
         # is not a number counts as one that rises.
-        most = jnp.where(check.number > 1, 0.5, overshoot)
+        most = jnp.where(check.number > 1, 0.5, stopping.overshoot)
         return check.slope <= -before * most
 
     def rises(check):
