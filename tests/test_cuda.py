@@ -267,6 +267,10 @@ def test_a_batch_is_one_launch():
 
 
 WIDE = np.random.default_rng(1).normal(size=(300, 3)).astype(np.float32)
+LEVELS = WIDE.copy()
+LEVELS[:, 1] = np.arange(300) * 7 % 60
+LEVELS[:, 2] = np.arange(300) % 5
+LEVELS[::9] = np.nan
 TREES = dict(num_rounds=2, max_depth=2, linear_leaves=False)
 # Where arrays lie on a CPU, its kernels have the bits of plain XLA, by other tests.
 REFERENCE = "xla" if ON_GPU else "cpu"
@@ -282,6 +286,15 @@ CASES = dict(
     ),
     limited=dict(
         y=Y > 1, loss=jb.losses.logistic, categorical=[2], monotone={0: 1}, max_depth=1
+    ),
+    sets=dict(
+        x=LEVELS, y=np.sin(np.arange(300) * 7 % 60) + WIDE[:, 0], categorical=[1, 2],
+        max_depth=3, rows_per_threshold=0, min_child_samples=1,
+    ),
+    bounded_sets=dict(
+        x=LEVELS, y=np.sin(np.arange(300) * 7 % 60) > 0.3, categorical=[1, 2],
+        loss=jb.losses.logistic, max_depth=3, rows_per_threshold=20, l1=0.1,
+        max_delta_step=0.7, max_onehot=3,
     ),
     bounded=dict(
         y=Y > 1, loss=jb.losses.logistic, monotone={0: 1, 2: -1}, l1=0.3, max_depth=3,

@@ -187,16 +187,70 @@ def find_cuts(
     return BestCuts(*launch(run, histogram, allowed, *numbers_of_all, bounds, monotone))
 
 
+_MOST_CODES = 4096  # of a categorical feature; a block sorts them
+
+
+def takes_categories(num_bins: int) -> bool:
+    """Returns whether :func:`find_sets` takes so many bins."""
+    return num_bins <= _MOST_CODES
+
+
+class BestSets(NamedTuple):
+    """The best set of categories of each node and categorical feature.
+
+    Attributes:
+      gain, place: see :class:`BestCuts`; a place counts the codes on the left.
+      left, absent: bits of the codes that go left, and of those without rows.
+    """
+
+    gain: Float[Array, "M G"]
+    place: Int32[Array, "M G"]
+    left: UInt32[Array, "M G W"]
+    absent: UInt32[Array, "M G W"]
+
+
+def find_sets(
+    histogram, allowed, numbers, bounds, squares, features, num_codes, max_onehot, *,
+    num_words,
+):  # fmt: skip
+    """Finds the best set of categories of each node and categorical feature.
+
+    Args:
+      allowed: mask of features, as for :func:`find_cuts`.
+      numbers: its operands from ``unit`` to ``level``.
+      bounds: limits of the leaf values below each node; None: they are not limited.
+      squares: the sum of the squared gradients' integers of each node.
+    """
+    nodes, num_features, bins, channels = histogram.shape
+    groups, size = len(features), 1 << (bins - 1).bit_length()
+    limited = "" if bounds is None else "limited_"
+    sets = jax.ShapeDtypeStruct((nodes, groups, num_words), jnp.uint32)
+    run = Launch(
+        f"search_categories_{limited}{channels}",
+        (floats(nodes, groups), ints(nodes, groups), sets, sets),
+        (nodes * groups, 1),
+        (num_features, bins, groups, size, num_words),
+        (3 * size + 2 * num_words + (channels + 4) * (1024 // LANES)) * INT,
+        threads=min(256, max(LANES, size)),
+    )
+    if bounds is None:
+        bounds = jnp.zeros((1, 2), jnp.float32)
+    operands = histogram, allowed, *numbers, bounds, squares
+    return BestSets(*launch(run, *operands, features, num_codes, max_onehot))
+
+
 def route_rows(codes, split, *others, slots):
     """See :func:`jboost.trees.levels.route_rows`; returns the fields of ``Moved``."""
-    num_rows = codes.num_rows
+    num_rows, sets = codes.num_rows, split.left_codes
+    if sets is None:
+        sets = jnp.zeros((1, 1), jnp.uint32)
     run = Launch(
         f"route_{_suffix(codes.columns)}",
         (ints(num_rows),) * 3,
         (-(-num_rows // (4 * THREADS)), 1),
-        (num_rows, split.feature.shape[0], slots),
+        (num_rows, split.feature.shape[0], slots, sets.shape[1]),
     )
-    splits = split.feature, split.threshold, split.missing_left
+    splits = split.feature, split.threshold, split.missing_left, sets
     return launch(run, codes.columns, *splits, *others)
 
 

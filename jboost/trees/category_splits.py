@@ -34,7 +34,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int32, UInt32
+from jaxtyping import Array, ArrayLike, Bool, Float, Int32, UInt32
 
 from jboost.codes.bins import MISSING
 from jboost.tables.categories import WORD
@@ -107,12 +107,9 @@ def find_mixed_split(
     integer gradients of the node's rows; 0 turns shrinking off. For a split by
     categories, the Split has threshold -1, and bits of the codes.
     """
-    is_category = jnp.zeros(features.shape, bool).at[categories.features].set(True)
     onehot = (categories.num_codes <= categories.max_onehot)[:, None]
-    ordered = ~is_category
-    if draw is not None:
-        by_weight = ~onehot[:, 0] & (draw.rows_per_threshold > 0)
-        ordered = ordered.at[categories.features].set(by_weight)
+    drawn = False if draw is None else draw.rows_per_threshold > 0
+    ordered = mark_ordered(categories, features.shape[0], drawn)
     # min_gain is taken off at the end: rounding could make gains equal.
     numeric = search_split(
         histogram, unit, features & ordered, l2=l2, min_gain=0.0, values=values,
@@ -147,28 +144,78 @@ def find_mixed_split(
     best, first, left = search_cuts(measure, ranked.left + missing, missing, total)
     num_bins = jnp.int32(histogram.shape[1])
     group, rank = jax.lax.div(first, num_bins), jax.lax.rem(first, num_bins)
-    feature, gain = categories.features[group], jnp.maximum(best, numeric.gain)
-    better = best > numeric.gain
-    better |= (best == numeric.gain) & (feature < numeric.feature)
-    goes_left, absent = _sides(
-        ranked, group, rank, onehot[group], categories.num_codes[group]
-    )
-    by_code = is_category[numeric.feature]
+    sides = _sides(ranked, group, rank, onehot[group], categories.num_codes[group])
+    found = best, categories.features[group], left, *map(pack_bits, sides)
+    bounds = None if values is None else values.bounds
+    return choose_split(
+        numeric, BestSet(*found), categories, size[0, 0], min_gain, bounds,
+        histogram.shape[1],
+    )  # fmt: skip
+
+
+class BestSet(NamedTuple):
+    """The best set of categories of a node, over all features.
+
+    Attributes:
+      gain: its gain, without ``min_gain``.
+      left_codes, absent_codes: see :class:`jboost.trees.splitting.Split`.
+    """
+
+    gain: Float[Array, ""]
+    feature: Int32[Array, ""]
+    missing_left: Bool[Array, ""]
+    left_codes: UInt32[Array, " W"]
+    absent_codes: UInt32[Array, " W"]
+
+
+def mark_ordered(
+    categories: CategoryLimits, num_features: int, drawn: Bool[ArrayLike, ""]
+) -> Bool[Array, " F"]:
+    """Returns the mask of the features that thresholds on codes may split.
+
+    ``drawn`` says whether thresholds are drawn.
+    """
+    by_weight = (categories.num_codes > categories.max_onehot) & drawn
+    ordered = jnp.ones(num_features, bool)
+    return ordered.at[categories.features].set(by_weight)
+
+
+def choose_split(
+    numeric: Split,
+    sets: BestSet,
+    categories: CategoryLimits,
+    size: Float[Array, ""],
+    min_gain: Float[Array, ""] | float,
+    bounds: Float[Array, "2"] | None,
+    num_bins: int,
+) -> Split:
+    """Chooses between the best threshold and the best set of categories of a node.
+
+    Args:
+      numeric: the best threshold; its gain is without ``min_gain``.
+      size: the size of the terms of the node's score.
+      bounds: limits of the leaf values below the node, if they are limited.
+    """
+    better = sets.gain > numeric.gain
+    better |= (sets.gain == numeric.gain) & (sets.feature < numeric.feature)
+    gain = jnp.maximum(sets.gain, numeric.gain)
+    by_code = jnp.any(categories.features == numeric.feature)
+    code = jnp.arange(num_bins, dtype=jnp.int32)
     heavier = by_code & (code > MISSING) & (code <= numeric.threshold)
-    bounds = numeric.child_bounds
-    if values is not None and bounds is not None:
+    child_bounds = numeric.child_bounds
+    if bounds is not None and child_bounds is not None:
         # Between sets of categories there is no order to keep.
-        same = jnp.broadcast_to(values.bounds, (2, 2))
-        bounds = jnp.where(better, same, bounds)
+        same = jnp.broadcast_to(bounds, (2, 2))
+        child_bounds = jnp.where(better, same, child_bounds)
     return Split(
-        feature=jnp.where(better, feature, numeric.feature),
+        feature=jnp.where(better, sets.feature, numeric.feature),
         threshold=jnp.where(better | by_code, CATEGORICAL, numeric.threshold),
-        missing_left=jnp.where(better, left, numeric.missing_left),
+        missing_left=jnp.where(better, sets.missing_left, numeric.missing_left),
         gain=gain - min_gain,
-        found=is_worth(gain, size[0, 0], min_gain),
-        child_bounds=bounds,
-        left_codes=pack_bits(jnp.where(better, goes_left, heavier)),
-        absent_codes=pack_bits(better & absent),
+        found=is_worth(gain, size, min_gain),
+        child_bounds=child_bounds,
+        left_codes=jnp.where(better, sets.left_codes, pack_bits(heavier)),
+        absent_codes=jnp.where(better, sets.absent_codes, jnp.uint32(0)),
     )
 
 

@@ -19,7 +19,14 @@ from jboost.kernels.library import choose
 from jboost.numerics.random import derive_seeds, sample_in_xla
 from jboost.tables.categories import goes_left
 from jboost.trees import paths
-from jboost.trees.category_splits import count_words, find_mixed_split, unpack_bits
+from jboost.trees.category_splits import (
+    BestSet,
+    choose_split,
+    count_words,
+    find_mixed_split,
+    mark_ordered,
+    unpack_bits,
+)
 from jboost.trees.limits import TreeLimits
 from jboost.trees.splitting import (
     Draw,
@@ -105,28 +112,31 @@ def find_splits(
         seeds = derive_seeds(seed, -(2**level + slot))
         return jax.vmap(find)(histogram, masks, bounds, squares, seeds)
 
-    ordered = limits.categories is None
-    run = choose(xla=search_plainly, cuda=_search_on_gpu if ordered else None)
+    on_gpu = None
+    if limits.categories is None or levels_cuda.takes_categories(histogram.shape[2]):
+        on_gpu = partial(_search_on_gpu, squares)
+    run = choose(xla=search_plainly, cuda=on_gpu)
     split = run(histogram, unit, masks, limits, least, seed, level, path.bounds)
     found = split.found & (position >= 0)
     return split._replace(found=paths.keep_best(path, split.gain, found))
 
 
-def _search_on_gpu(histogram, unit, masks, limits, least, seed, level, bounds):
+def _search_on_gpu(squares, histogram, unit, masks, limits, least, seed, level, bounds):
     weight, least = child_limits(limits.min_child_weight, least)
-    values, l1, monotone = limits.values, 0.0, None
+    values, categories = limits.values, limits.categories
+    l1, monotone = jnp.float32(0), None
     if values is not None:
         l1, monotone = values.l1, values.monotone
-    numbers = jnp.stack([limits.l2 / unit[1], weight, jnp.float32(l1)])
-    counts = jnp.stack([least, count_per_threshold(limits)])
-    cuts = levels_cuda.find_cuts(
-        histogram, masks, unit, numbers, counts, seed, level, bounds, monotone
-    )
-    best = jnp.max(cuts.gain, axis=1)
-    every = jnp.arange(masks.shape[1], dtype=jnp.int32)
-    match = cuts.gain == best[:, None]
-    feature = jnp.min(jnp.where(match, every, masks.shape[1] - 1), axis=1)
-    place = jnp.take_along_axis(cuts.place, feature[:, None], axis=1)[:, 0]
+    per, num_features = count_per_threshold(limits), masks.shape[1]
+    numbers = (
+        unit, jnp.stack([limits.l2 / unit[1], weight, l1]), jnp.stack([least, per]),
+        seed, level,
+    )  # fmt: skip
+    ordered = masks
+    if categories is not None:
+        ordered = masks & mark_ordered(categories, num_features, per > 0)[None]
+    cuts = levels_cuda.find_cuts(histogram, ordered, *numbers, bounds, monotone)
+    best, feature, place = _take_best(cuts)
     split = Split(
         feature=feature,
         threshold=place >> 1,
@@ -134,10 +144,43 @@ def _search_on_gpu(histogram, unit, masks, limits, least, seed, level, bounds):
         gain=best - limits.min_gain,
         found=is_worth(best, cuts.noise, limits.min_gain),
     )
-    if values is None:
+    if values is not None:
+        split = _bound_on_gpu(split, histogram, unit, limits, bounds)
+    if categories is None:
         return split
-    node = jnp.arange(feature.shape[0], dtype=jnp.int32)
-    sums = jnp.moveaxis(histogram[node, feature], -1, 1)
+    num_bins, node = histogram.shape[2], jnp.arange(len(feature), dtype=jnp.int32)
+    sets = levels_cuda.find_sets(
+        histogram, masks, numbers, bounds, squares, *categories,
+        num_words=count_words(num_bins),
+    )  # fmt: skip
+    gain, group, place = _take_best(sets)
+    left_codes, absent_codes = sets.left[node, group], sets.absent[node, group]
+    found = BestSet(
+        gain, categories.features[group], (place & 1) == 1, left_codes, absent_codes
+    )
+
+    def choose_one(numeric, sets, size, bounds):
+        least = limits.min_gain
+        return choose_split(numeric, sets, categories, size, least, bounds, num_bins)
+
+    split = split._replace(gain=best)
+    return jax.vmap(choose_one)(split, found, cuts.noise, bounds)
+
+
+def _take_best(cuts):
+    """Returns gain, feature and place of the best cut of each node."""
+    best, number = jnp.max(cuts.gain, axis=1), cuts.gain.shape[1]
+    every = jnp.arange(number, dtype=jnp.int32)
+    match = cuts.gain == best[:, None]
+    feature = jnp.min(jnp.where(match, every, number - 1), axis=1)
+    place = jnp.take_along_axis(cuts.place, feature[:, None], axis=1)[:, 0]
+    return best, feature, place
+
+
+def _bound_on_gpu(split, histogram, unit, limits, bounds):
+    """Adds the bounds of the leaf values below the children of each split."""
+    node, values = jnp.arange(histogram.shape[0], dtype=jnp.int32), limits.values
+    sums = jnp.moveaxis(histogram[node, split.feature], -1, 1)
     code = jnp.arange(histogram.shape[2], dtype=jnp.int32)[None, None, :]
     left = (code > MISSING) | split.missing_left[:, None, None]
     left &= code <= split.threshold[:, None, None]
@@ -151,7 +194,7 @@ def _search_on_gpu(histogram, unit, masks, limits, least, seed, level, bounds):
         last = threshold == histogram.shape[2] - 1
         return bound_children(cut, all_rows, unit, limits.l2, own, feature, last)
 
-    rows = cut, all_rows, bounds, feature, split.threshold
+    rows = cut, all_rows, bounds, split.feature, split.threshold
     return split._replace(child_bounds=jax.vmap(bound)(*rows))
 
 
@@ -350,8 +393,7 @@ def route_rows(
     slots: int,
 ) -> Moved:
     """Sends rows down by splits from :func:`settle_splits`."""
-    takes = levels_cuda.takes(codes) and split.left_codes is None
-    cuda = levels_cuda.route_rows if takes else None
+    cuda = levels_cuda.route_rows if levels_cuda.takes(codes) else None
     run = choose(xla=_route_plainly, cuda=cuda, slots=slots)
     rows = in_bag, row_slot, row_position
     return Moved(*run(codes, split, pair, left_smaller, *rows))

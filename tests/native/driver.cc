@@ -18,6 +18,7 @@
 #include "route.cu"
 #include "sample.cu"
 #include "search.cu"
+#include "search_categories.cu"
 #include "sums.cu"
 
 namespace {
@@ -47,14 +48,33 @@ struct Runner<kKernel> {
     #name, { Runner<&name>::Run } \
   }
 std::map<std::string, Kernel> kernels = {
-    KERNEL(histogram_u8_2),  KERNEL(histogram_u8_3),     KERNEL(histogram_u16_2),
-    KERNEL(histogram_u16_3), KERNEL(packed_histogram_2), KERNEL(packed_histogram_3),
-    KERNEL(count_nodes),     KERNEL(list_nodes),         KERNEL(search_2),
-    KERNEL(search_3),        KERNEL(search_limited_2),   KERNEL(search_limited_3),
-    KERNEL(sample_features), KERNEL(route_u8),           KERNEL(route_u16),
-    KERNEL(predict),         KERNEL(find_leaves),        KERNEL(sum_by_key),
-    KERNEL(sum_terms),       KERNEL(sum_terms_by_key),   KERNEL(find_kinds),
-    KERNEL(sum_kinks),       KERNEL(sum_kinks_by_digit),
+    KERNEL(histogram_u8_2),
+    KERNEL(histogram_u8_3),
+    KERNEL(histogram_u16_2),
+    KERNEL(histogram_u16_3),
+    KERNEL(packed_histogram_2),
+    KERNEL(packed_histogram_3),
+    KERNEL(count_nodes),
+    KERNEL(list_nodes),
+    KERNEL(search_2),
+    KERNEL(search_3),
+    KERNEL(search_limited_2),
+    KERNEL(search_limited_3),
+    KERNEL(search_categories_2),
+    KERNEL(search_categories_3),
+    KERNEL(search_categories_limited_2),
+    KERNEL(search_categories_limited_3),
+    KERNEL(sample_features),
+    KERNEL(route_u8),
+    KERNEL(route_u16),
+    KERNEL(predict),
+    KERNEL(find_leaves),
+    KERNEL(sum_by_key),
+    KERNEL(sum_terms),
+    KERNEL(sum_terms_by_key),
+    KERNEL(find_kinds),
+    KERNEL(sum_kinks),
+    KERNEL(sum_kinks_by_digit),
 };
 
 // Errors of the driver, and of the compiler.

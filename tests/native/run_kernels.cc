@@ -74,18 +74,33 @@ void RunTraining(const std::string& suffix, i64 bins) {
           Data(allowed), Data(unit), Data(numbers), Data(counts), Data(seed),
           Data(level), Data(bounds), Data(monotone), Data(gain), Data(place),
           Data(noise), kFeatures, bins);
+    std::vector<float> squares(kNodes, 1000);
+    std::vector<int> features = {0, 2}, num_codes = {4, 99}, max_onehot = {4};
+    const i64 groups = 2, words = (bins + 31) / 32, size = bins > 256 ? 1024 : 256;
+    std::vector<u32> left(kNodes * groups * words), absent(kNodes * groups * words);
+    if (bins <= size)
+      for (std::string kind : {"search_categories_", "search_categories_limited_"})
+        Run(kind + std::to_string(channels), {unsigned(groups * kNodes)},
+            int(12 * size + 8 * words + 4 * 7 * 2), Data(sums), Data(allowed),
+            Data(unit), Data(numbers), Data(counts), Data(seed), Data(level),
+            Data(bounds), Data(squares), Data(features), Data(num_codes),
+            Data(max_onehot), Data(gain), Data(place), Data(left), Data(absent),
+            kFeatures, bins, groups, size, words);
   }
   auto feature = Draw<int>(kNodes, 0, kFeatures);
   auto threshold = Draw<int>(kNodes, 0, bins);
   auto missing_left = Draw<u8>(kNodes, 0, 2);
+  threshold[1] = -1;
+  const i64 words = (bins + 31) / 32;
+  auto left_codes = Draw<u32>(kNodes * words, 0, 1 << 30);
   auto pair = Draw<int>(kNodes, 0, kNodes);
   auto left_smaller = Draw<u8>(kNodes, 0, 2), in_bag = Draw<u8>(kRows, 0, 2);
   std::vector<int> results[3];
   for (auto& result : results) result.resize(kRows);
   Run("route_" + suffix, {2}, 0, Data(codes), Data(feature), Data(threshold),
-      Data(missing_left), Data(pair), Data(left_smaller), Data(in_bag), Data(slot),
-      Data(node), Data(results[0]), Data(results[1]), Data(results[2]), kRows, kNodes,
-      i64(2 * kNodes));
+      Data(missing_left), Data(left_codes), Data(pair), Data(left_smaller),
+      Data(in_bag), Data(slot), Data(node), Data(results[0]), Data(results[1]),
+      Data(results[2]), kRows, kNodes, i64(2 * kNodes), words);
 }
 
 void RunPacked() {

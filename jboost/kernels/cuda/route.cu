@@ -9,13 +9,15 @@
 struct Splits {
   const int *feature, *threshold;
   const u8* missing_left;
-};
+  const u32* left_codes;  // [slot][word]: where the threshold is -1, bits of codes
+  int words;
 
-template <class Code>
-__device__ __forceinline__ int find_code(const Code* codes, const Splits& splits,
-                                         int slot, i64 rows, i64 row) {
-  return codes[(i64)splits.feature[slot] * rows + row];
-}
+  __device__ bool sends_right(int slot, int code) const {
+    if (code == 0) return missing_left[slot] == 0;
+    if (threshold[slot] >= 0) return code > threshold[slot];
+    return (left_codes[(i64)slot * words + code / 32] >> (code % 32) & 1) == 0;
+  }
+};
 
 // What a level's nodes send to the next level.
 struct Nodes {
@@ -50,9 +52,8 @@ __device__ __forceinline__ void route(const Code* codes, const Nodes& nodes,
       int right = 0, number = next_slots;
       bool smaller = false;
       if (slot[k] < slots) {
-        const int code = find_code(codes, splits, slot[k], rows, row + k);
-        right = code == 0 ? splits.missing_left[slot[k]] == 0
-                          : code > splits.threshold[slot[k]];
+        right = splits.sends_right(
+            slot[k], codes[(i64)splits.feature[slot[k]] * rows + row + k]);
         number = nodes.pair[slot[k]];
         smaller = (right == 0) == (nodes.left_smaller[slot[k]] != 0);
       }
@@ -70,17 +71,19 @@ __device__ __forceinline__ void route(const Code* codes, const Nodes& nodes,
 #define JBOOST_ROUTE(suffix, Code)                                                     \
   JBOOST_KERNEL route_##suffix(                                                        \
       Strides strides, const Code* codes, const int* feature, const int* threshold,    \
-      const u8* missing_left, const int* pair, const u8* left_smaller,                 \
-      const u8* in_bag, const int* row_slot, const int* row_position, int* node,       \
-      int* slot, int* position, i64 rows, i64 slots, i64 next_slots) {                 \
+      const u8* missing_left, const u32* left_codes, const int* pair,                  \
+      const u8* left_smaller, const u8* in_bag, const int* row_slot,                   \
+      const int* row_position, int* node, int* slot, int* position, i64 rows,          \
+      i64 slots, i64 next_slots, i64 words) {                                          \
     const Splits splits = {member(feature, strides, 1), member(threshold, strides, 2), \
-                           member(missing_left, strides, 3)};                          \
-    const Nodes nodes = {splits, member(pair, strides, 4),                             \
-                         member(left_smaller, strides, 5)};                            \
+                           member(missing_left, strides, 3),                           \
+                           member(left_codes, strides, 4), (int)words};                \
+    const Nodes nodes = {splits, member(pair, strides, 5),                             \
+                         member(left_smaller, strides, 6)};                            \
     const Places places = {                                                            \
-        member(in_bag, strides, 6),       member(row_slot, strides, 7),                \
-        member(row_position, strides, 8), member(node, strides, 9),                    \
-        member(slot, strides, 10),        member(position, strides, 11)};              \
+        member(in_bag, strides, 7),       member(row_slot, strides, 8),                \
+        member(row_position, strides, 9), member(node, strides, 10),                   \
+        member(slot, strides, 11),        member(position, strides, 12)};              \
     route(member(codes, strides, 0), nodes, places, rows, (int)slots,                  \
           (int)next_slots);                                                            \
   }

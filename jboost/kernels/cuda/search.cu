@@ -4,6 +4,8 @@
 // One block looks at one feature of one node. Each thread owns bins that follow each
 // other; cumulative sums pass from thread to thread. Equal gains go to the lowest
 // threshold, then to missing values right.
+#ifndef JBOOST_SEARCH_CU_
+#define JBOOST_SEARCH_CU_
 #include "prelude.h"
 
 constexpr float kUnbounded = 3.402823466e38f;  // bounds of values without limits
@@ -126,18 +128,53 @@ __device__ __forceinline__ Cut find_best_of_block(Cut best, float* gains, int* p
   return best;
 }
 
-// What the blocks of a node's feature read.
+// What the block of a node's feature reads.
 struct Task {
   const int* histogram;  // [bin][channel]
   bool allowed;
-  int feature, bins, monotone, least_count, rows_per_threshold;
+  int feature, bins, least_count, rows_per_threshold;
   float least_weight;
   const u32* seed;
 };
 
+__device__ __forceinline__ Task make_task(const int* histogram, bool allowed,
+                                          int feature, int bins, const int* counts,
+                                          const float* numbers, const u32* seed) {
+  return {histogram, allowed, feature, bins, counts[0], counts[1], numbers[1], seed};
+}
+
+// Without `bounds`, leaf values are not limited.
+__device__ __forceinline__ Limits make_limits(const float* unit, const float* numbers,
+                                              const float* bounds) {
+  if (bounds == nullptr) return {unit[0], unit[1], numbers[0], 0, 0, 0};
+  return {unit[0], unit[1], numbers[0], numbers[2], bounds[0], bounds[1]};
+}
+
+// The gain of a cut; -infinity where it is not admissible. `monotone` is 1 where the
+// right value must not be the lower one, -1 where it must not be the higher one.
+template <int kChannels, bool kLimited>
+__device__ __forceinline__ float find_gain(const int* left, const int* total,
+                                           float parent, int monotone, const Task& task,
+                                           const Limits& limits) {
+  int right[kChannels];
+  for (int c = 0; c < kChannels; ++c) right[c] = total[c] - left[c];
+  const int lighter = left[1] < right[1] ? left[1] : right[1];
+  const int fewer = left[kChannels - 1] < right[kChannels - 1] ? left[kChannels - 1]
+                                                               : right[kChannels - 1];
+  if (!(multiply((float)lighter, limits.weight_unit) >= task.least_weight))
+    return -infinity();
+  if (fewer < task.least_count) return -infinity();
+  const Side low = Side::of<kLimited>(left, limits, nullptr);
+  const Side high = Side::of<kLimited>(right, limits, nullptr);
+  if (kLimited && monotone > 0 && low.value > high.value) return -infinity();
+  if (kLimited && monotone < 0 && low.value < high.value) return -infinity();
+  return multiply(add(add(low.score, high.score), -parent), 0.5f);
+}
+
 template <int kChannels, bool kLimited>
 __device__ __forceinline__ void search_feature(const Task& task, const Limits& limits,
-                                               float* gain, int* place, float* noise) {
+                                               int monotone, float* gain, int* place,
+                                               float* noise) {
   JBOOST_SHARED(memory);
   int* scratch = (int*)memory;  // [kChannels + 1][warps], then [warps] twice
   const int* bins_of = task.histogram;
@@ -166,26 +203,14 @@ __device__ __forceinline__ void search_feature(const Task& task, const Limits& l
     sums[kChannels] += here;
     if (draw.wanted > 0 && !(here && draw.takes(sums[kChannels]))) continue;
     // Above the last threshold are no values, only missing ones.
-    const int monotone = bin < num_bins - 1 ? task.monotone : 0;
+    const int sign = bin < num_bins - 1 ? monotone : 0;
     for (int missing_left = 0; missing_left < 2; ++missing_left) {
-      int left[kChannels], right[kChannels];
-      for (int c = 0; c < kChannels; ++c) {
+      int left[kChannels];
+      for (int c = 0; c < kChannels; ++c)
         left[c] = sums[c] - (missing_left ? 0 : bins_of[c]);
-        right[c] = total[c] - left[c];
-      }
-      const int lighter = left[1] < right[1] ? left[1] : right[1];
-      const int fewer = left[kChannels - 1] < right[kChannels - 1]
-                            ? left[kChannels - 1]
-                            : right[kChannels - 1];
-      if (!(multiply((float)lighter, limits.weight_unit) >= task.least_weight))
-        continue;
-      if (fewer < task.least_count) continue;
-      const Side low = Side::of<kLimited>(left, limits, nullptr);
-      const Side high = Side::of<kLimited>(right, limits, nullptr);
-      if (kLimited && monotone > 0 && low.value > high.value) continue;
-      if (kLimited && monotone < 0 && low.value < high.value) continue;
-      const float both = add(low.score, high.score);
-      const Cut cut = {multiply(add(both, -parent), 0.5f), 2 * bin + missing_left};
+      const float found =
+          find_gain<kChannels, kLimited>(left, total, parent, sign, task, limits);
+      const Cut cut = {found, 2 * bin + missing_left};
       if (cut.is_better_than(best)) best = cut;
     }
   }
@@ -207,30 +232,20 @@ __device__ __forceinline__ void search_feature(const Task& task, const Limits& l
                      i64 features, i64 bins) {                                   \
     const i64 cell = blockIdx.x, node = cell / features;                         \
     const int feature = (int)(cell % features);                                  \
-    unit = member(unit, strides, 2);                                             \
     numbers = member(numbers, strides, 3);                                       \
-    counts = member(counts, strides, 4);                                         \
-    const int first = 1 << *member(level, strides, 6);                           \
     /* Negative: the sampling of features derives seeds from numbers >= 0. */    \
-    const Seed own(member(seed, strides, 5), -(first + (int)node));              \
-    Limits limits = {unit[0], unit[1], numbers[0], numbers[2], 0, 0};            \
-    Task task = {member(histogram, strides, 0) + cell * bins * kChannels,        \
-                 member(allowed, strides, 1)[cell] != 0,                         \
-                 feature,                                                        \
-                 (int)bins,                                                      \
-                 0,                                                              \
-                 counts[0],                                                      \
-                 counts[1],                                                      \
-                 numbers[1],                                                     \
-                 own.words};                                                     \
-    if (kLimited) {                                                              \
-      limits.low = member(bounds, strides, 7)[2 * node];                         \
-      limits.high = member(bounds, strides, 7)[2 * node + 1];                    \
-      task.monotone = member(monotone, strides, 8)[feature];                     \
-    }                                                                            \
+    const Seed own(member(seed, strides, 5),                                     \
+                   -((1 << *member(level, strides, 6)) + (int)node));            \
+    const Limits limits =                                                        \
+        make_limits(member(unit, strides, 2), numbers,                           \
+                    kLimited ? member(bounds, strides, 7) + 2 * node : nullptr); \
+    const Task task =                                                            \
+        make_task(member(histogram, strides, 0) + cell * bins * kChannels,       \
+                  member(allowed, strides, 1)[cell] != 0, feature, (int)bins,    \
+                  member(counts, strides, 4), numbers, own.words);               \
     search_feature<kChannels, kLimited>(                                         \
-        task, limits, member(gain, strides, 9) + cell,                           \
-        member(place, strides, 10) + cell,                                       \
+        task, limits, kLimited ? member(monotone, strides, 8)[feature] : 0,      \
+        member(gain, strides, 9) + cell, member(place, strides, 10) + cell,      \
         feature == 0 ? member(noise, strides, 11) + node : nullptr);             \
   }
 
@@ -238,3 +253,5 @@ JBOOST_SEARCH(search_2, 2, false)
 JBOOST_SEARCH(search_3, 3, false)
 JBOOST_SEARCH(search_limited_2, 2, true)
 JBOOST_SEARCH(search_limited_3, 3, true)
+
+#endif  // JBOOST_SEARCH_CU_
