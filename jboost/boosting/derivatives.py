@@ -403,6 +403,7 @@ def _share_among_scores(mean, flat, state, factor, weights):
 _SIGNS = 1 << 30  # keeps signs apart from the other draws of a tree's seed
 _MOST_ROWS, _LEAST_ROWS = 4096, 256  # limits on the rows that a direction is drawn from
 _MOST_TERMS = 1 << 22  # limit on rows x K^2, the products of gradients of two scores
+_UNROLLED = 16  # the most steps of a loop that are written out
 _LEAST_SPREAD = 1e-5  # share of the largest eigenvalue; below it no gradient has a part
 
 
@@ -565,7 +566,10 @@ def _add_scores(factors, values):
         return total + round_alone(factor * value), None
 
     start = vary(jnp.zeros_like(values[0]), values)
-    return jax.lax.scan(add, start, (factors, values))[0]
+    scan = partial(jax.lax.scan, add)
+    # A GPU runs each step of a loop as several kernels.
+    run = choose(xla=scan, cuda=partial(scan, unroll=min(len(factors), _UNROLLED)))
+    return run(start, (factors, values))[0]
 
 
 class RoundPlan(NamedTuple):

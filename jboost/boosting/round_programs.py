@@ -496,9 +496,10 @@ def finish(
 
     If all are given, neither ``static`` nor the operands hold a loss.
 
-    Returns the state, the steps of the validation sets and the packed trees, if
-    ``options.solve``, else the parameters of an adaptive loss; the buffers with this
-    round; and the losses of the training rows after it, if those before are given.
+    Returns the state (with parameters, else as that of ``grow``), the steps of the
+    validation sets and the packed trees, if ``options.solve``, else the parameters of
+    an adaptive loss; the buffers with this round; and the losses of the training rows
+    after it, if those before are given.
     """
     state, set_steps, rate, entry, given = turn
     if not options.bagged:
@@ -544,5 +545,9 @@ def finish(
     stored = jax.tree.map(partial(_store, entry=entry), stored, made)
     stored = stored._replace(sizes=report.sizes)
     row_losses = None if losses.before is None else report.row_losses
-    found = (state, set_steps, words) if options.solve else state.parameters
+    found = state.parameters
+    if options.solve:
+        parts = dict.fromkeys(_HANDED_ON)
+        state = without_loss(state)._replace(**parts, parameters=found)
+        found = state, set_steps, words
     return found, stored, row_losses

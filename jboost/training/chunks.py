@@ -335,10 +335,12 @@ class ArrayRunner:
                 rows, sets, turn, grown, stored, losses
             )
             if options.finish.solve:
-                state, set_steps, words = found
+                after, set_steps, words = found
+                parameters = after.parameters
             else:
-                set_steps, words = grown.set_steps, grown.words
-                state = with_loss(grown.state, state)._replace(parameters=found)
+                after, set_steps, words = grown.state, grown.set_steps, grown.words
+                parameters = found
+            state = with_loss(after, state)._replace(parameters=parameters)
         wait_for(stored.numbers, count)
         kept = stored.snapshots  # with a mesh, they are on several devices
         self._row_losses = state.steps, row_losses
