@@ -152,5 +152,7 @@ def list_others(sizes: Sizes) -> list[Row]:
             "cross_validate_first_s"),
         Row("the same again, s", "user", "cross_validate_s"),
         Row("fit to boost, logistic", "user", "fit_to_boost", 1.3),
+        Row("fit with CUDA graphs to that without, logistic", "user",
+            "graphs_to_none"),
         Row("import of jax and jboost, s", "user", "import_s"),
     ]  # fmt: skip

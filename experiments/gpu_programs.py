@@ -2,10 +2,11 @@
 """What does XLA make of a round of training on an H100? Needs no GPU.
 
 XLA compiles for a GPU that is only described. For each case the script compiles ten
-rounds of ``jb.boost`` and counts what one round launches: fusions of XLA, kernels of
-jboost, copies. What a loop launches counts as often as it runs, once if that is not
-known; of the branches of a condition the one with fewer launches counts. A condition,
-or a loop of unknown length, waits until the host has read a number from the GPU.
+rounds of ``jb.boost``, and the programs that ``jb.fit`` runs one after the other,
+and counts what one round launches: fusions of XLA, kernels of jboost, copies. What a
+loop launches counts as often as it runs, once if that is not known; of the branches of
+a condition the one with fewer launches counts. A condition, or a loop of unknown
+length, waits until the host has read a number from the GPU. It takes four minutes.
 
     python3 -m pip install "jax[cuda13]"
     python experiments/gpu_programs.py
@@ -14,19 +15,23 @@ or a loop of unknown length, waits until the host has read a number from the GPU
 import os
 import re
 from collections import Counter
+from functools import partial
 
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ.setdefault("XLA_FLAGS", "--xla_gpu_autotune_level=0")
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from experiment_tools import make_figures, make_parser, print_table, write_json
 from jax.experimental import topologies
 
 import jboost as jb
 from jboost.entry.context import use_implementation
+from jboost.entry.programs import Compiled
 
 ROUNDS = 10
+PROGRAMS = ("derive", "grow", "finish")  # of a round of fit
 H100 = """
 gpu_device_info {
   threads_per_block_limit: 1024 threads_per_warp: 32 shared_memory_per_block: 49152
@@ -49,7 +54,12 @@ CASES = {  # loss and settings
     "absolute error": ("absolute_error", {}),
     "softmax, 10 classes": ("softmax", dict(SCORES, share_structure=True)),
     "the same, a tree for each": ("softmax", dict(SCORES, share_structure=False)),
+    "Poisson": ("poisson", {}),
+    "categories": ("squared_error", dict(categorical=[0, 1])),
+    "monotone": ("squared_error", dict(monotone={0: 1, 1: -1})),
+    "lambda_rank, groups of 16": ("lambda_rank", {}),
 }
+BOOSTED = [*CASES][:5]
 
 
 def find_sharding():
@@ -85,10 +95,65 @@ def compile_rounds(case, implementation, size, sharding):
     return lowered.compile().as_text()
 
 
+def record_fit(case, size):
+    """Runs a fit on the CPU; returns its programs of a round and their operands."""
+    (name, more), generator = CASES[case], np.random.default_rng(0)
+    x = generator.normal(size=(size.rows, size.features)).astype(np.float32)
+    y = np.abs(x[:, 2]).astype(np.float32)
+    if name in ("softmax", "lambda_rank"):
+        y = (y * 4).astype(np.int32) % 10
+    if name == "logistic":
+        y = (y > 1).astype(np.float32)
+    if name == "lambda_rank":
+        more = dict(groups=np.arange(size.rows) // 16)
+    if "categorical" in more:
+        x[:, :2] = generator.integers(0, (200, 30), (size.rows, 2))
+    found, look_up = {}, Compiled.jitted
+
+    def shape(leaf):
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
+
+    def record(self, *operands):
+        if self.function.__name__ in PROGRAMS:
+            shapes = jax.tree.map(shape, jax.tree.map(jnp.asarray, operands))
+            found[self.function.__name__] = self, shapes
+        return look_up(self, *operands)
+
+    Compiled.jitted = record
+    try:
+        jb.fit(x, y, getattr(jb.losses, name), num_rounds=1, max_depth=size.depth,
+               **more)  # fmt: skip
+    finally:
+        Compiled.jitted = look_up
+    return found
+
+
+def compile_fit(case, implementation, size, sharding):
+    """Yields the text of each compiled program of a round of fit."""
+    for program, shapes in record_fit(case, size).values():
+
+        def run(*operands, program=program):
+            with use_implementation(implementation):
+                return program.function(*program.static, *operands)
+
+        operands = jax.tree.map(partial(_place, sharding), shapes)
+        traced = jax.jit(run, donate_argnums=program.donate).trace(*operands)
+        yield traced.lower(lowering_platforms=("cuda",)).compile().as_text()
+
+
+def _place(sharding, leaf):
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+
+
+def count_program(text):
+    """Counts the instructions of a program, with those of its branches and loops."""
+    bodies = _read_bodies(text)
+    return _count(bodies, re.search(r"^ENTRY %?([\w.\-]+)", text, re.M).group(1))
+
+
 def count_launches(text):
-    """Counts the instructions of one round, with those of its branches and loops."""
-    pattern = r"^(?:ENTRY )?%?([\w.\-]+) \(.*?\) -> .*? \{\n(.*?)^\}"
-    bodies = dict(re.findall(pattern, text, re.M | re.S))
+    """Counts the instructions of one round of boost, as ``count_program`` does."""
+    bodies = _read_bodies(text)
     rounds = [
         re.search(r"body=%?([\w.\-]+)", line).group(1)
         for body in bodies.values()
@@ -97,6 +162,11 @@ def count_launches(text):
     ]
     # Loops over ten scores run as often, but launch less.
     return max((_count(bodies, name) for name in rounds), key=_count_all)
+
+
+def _read_bodies(text):
+    pattern = r"^(?:ENTRY )?%?([\w.\-]+) \(.*?\) -> .*? \{\n(.*?)^\}"
+    return dict(re.findall(pattern, text, re.M | re.S))
 
 
 def _count(bodies, name):
@@ -134,23 +204,27 @@ def _find_length(line):
 
 
 def main():
-    """Prints a table: a row for each case."""
+    """Prints two tables: a row for each case."""
     parser = make_parser(__doc__)
     parser.add_argument("--cases", nargs="+", default=[*CASES], choices=[*CASES])
     parser.add_argument("--implementation", default="cuda")
     parser.add_argument("--rows", type=int, default=2**17)
     parser.add_argument("--features", type=int, default=28)
     parser.add_argument("--depth", type=int, default=6)
-    size, table = parser.parse_args(), [["case", "launches", *COLUMNS]]
-    sharding = find_sharding()
+    size, sharding = parser.parse_args(), find_sharding()
+    tables = {name: [["case", "launches", *COLUMNS]] for name in ("boost", "fit")}
     for case in size.cases:
-        text = compile_rounds(case, size.implementation, size, sharding)
-        counts = count_launches(text)
-        numbers = _count_all(counts), *(counts[column] for column in COLUMNS)
-        table.append([case, *(f"{number:,}" for number in numbers)])
-        print(f"{case}: {numbers[0]:,} launches a round", flush=True)
-    print_table(table)
-    figures = make_figures("compiled for a described H100", launches=table)
+        rest = case, size.implementation, size, sharding
+        counts = {"fit": sum(map(count_program, compile_fit(*rest)), Counter())}
+        if case in BOOSTED:
+            counts["boost"] = count_launches(compile_rounds(*rest))
+        for name, found in counts.items():
+            numbers = _count_all(found), *(found[column] for column in COLUMNS)
+            tables[name].append([case, *(f"{number:,}" for number in numbers)])
+            print(f"{case}: {numbers[0]:,} launches in a round of {name}", flush=True)
+    for table in tables.values():
+        print_table(table)
+    figures = make_figures("compiled for a described H100", **tables)
     write_json(size.out / "gpu_programs.json", dict(figures=figures))
 
 

@@ -120,13 +120,14 @@ def list_users(result: dict) -> list[list[str]]:
     """Returns the table of fits from NumPy arrays, in seconds."""
     cases = find_figures(result, "user").get("user", {})
     names = [f"{who}, {turn}" for who in ("jboost", "xgboost") for turn in TURNS]
-    rows = [["seconds of a fit", *names, "ratio of the second"]]
+    rows = [["seconds of a fit", *names, "ratio of the second", "ms of a round"]]
     for label, times in cases.items():
         known = [times.get(name) for name in names]
         said = ["" if value is None else f"{value:.2f}" for value in known]
         pair = known[1], known[3]
         ratio = "" if None in pair else f"{pair[0] / pair[1]:.2f}"
-        rows.append([label, *said, ratio])
+        slope = times.get("ms of a round")
+        rows.append([label, *said, ratio, "" if slope is None else f"{slope:.2f}"])
     return rows
 
 

@@ -2,8 +2,9 @@
 """What ``gpu.py`` measures as a user feels it: seconds from NumPy arrays to a model.
 
 In: a task. Out: for each case the seconds of the first and the second fit of this
-process, in turn with XGBoost where it has the loss; then predictions, explanations,
-cross-validation and the import.
+process, in turn with XGBoost where it has the loss, and the milliseconds of a round;
+then predictions, explanations, cross-validation and the import; and a fit to ``boost``,
+also with CUDA graphs in the programs that the host calls.
 """
 
 import subprocess
@@ -22,9 +23,11 @@ from gpu_timing import Rows as DeviceRows
 from gpu_timing import Task, make_trainer, time_latency, wait_for
 
 import jboost as jb
+from jboost.entry import programs
 
 L = jb.losses
 GROUP = 20  # rows of a group of the ranking
+FEW = 0.1  # share of the rounds of a short fit
 
 
 class UserCase(NamedTuple):
@@ -117,10 +120,13 @@ def make_rows(case: UserCase, share: float) -> tuple[np.ndarray, np.ndarray]:
     return x, y
 
 
-def time_ours(task: Task, case: UserCase, x: np.ndarray, y: np.ndarray) -> float:
-    """Returns the seconds of a fit."""
+def time_ours(
+    task: Task, case: UserCase, x: np.ndarray, y: np.ndarray, share: float = 1.0
+) -> float:
+    """Returns the seconds of a fit with a share of the rounds."""
     sizes = task.sizes
-    settings = dict(num_rounds=sizes.fit_rounds, max_depth=sizes.depth) | case.ours
+    rounds = max(1, round(share * sizes.fit_rounds))
+    settings = dict(num_rounds=rounds, max_depth=sizes.depth) | case.ours
     if case.ours["loss"] is L.lambda_rank:
         settings["groups"] = np.arange(len(y)) // GROUP
     begin = time.perf_counter()
@@ -166,6 +172,11 @@ def fit_as_users(task: Task) -> None:
                 except Exception as error:
                     task.note("errors", f"{case.label}, {name}", error)
                 task.save(user=found)
+        if "jboost, second" in times:
+            few = time_ours(task, case, x, y, FEW)
+            rounds = (1 - FEW) * task.sizes.fit_rounds
+            times["ms of a round"] = 1e3 * (times["jboost, second"] - few) / rounds
+            task.save(user=found)
     time_inference(task, share)
     time_boost(task, share)
 
@@ -196,7 +207,8 @@ def time_inference(task: Task, share: float) -> None:
 def time_boost(task: Task, share: float) -> None:
     """The second fit of a logistic loss, to ``boost`` on codes that are on the device.
 
-    Both make the same number of rounds; ``boost`` is compiled before.
+    Both make the same number of rounds; ``boost`` is compiled before. Then the same fit
+    with CUDA graphs, to that without.
     """
     case = task.case._replace(loss="logistic")
     x, y = make_rows(CASES[1], share)
@@ -205,5 +217,13 @@ def time_boost(task: Task, share: float) -> None:
     train = make_trainer(rows, case)
     alone = time_latency(train, task.sizes.fit_rounds) / 1e3
     times = task.figures["user"].get("logistic", {})
-    if "jboost, second" in times:
-        task.save(fit_to_boost=times["jboost, second"] / alone)
+    if "jboost, second" not in times:
+        return
+    task.save(fit_to_boost=times["jboost, second"] / alone)
+    graphs, programs._NO_GRAPHS = programs._NO_GRAPHS, ()
+    for kept in (programs._programs, programs._small_programs):
+        kept.clear()
+    for name in ("first", "second"):
+        times[f"with graphs, {name}"] = time_ours(task, CASES[1], x, y)
+    programs._NO_GRAPHS = graphs
+    task.save(graphs_to_none=times["with graphs, second"] / times["jboost, second"])

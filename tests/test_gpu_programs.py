@@ -15,6 +15,8 @@ import pytest
 from jaxlib.mlir import ir
 
 import jboost as jb
+from jboost.entry.context import use_implementation
+from jboost.entry.programs import Compiled
 
 NUM_ROUNDS = 7
 PLACE = re.compile(r'jboost/([\w/]+\.py)"?:(\d+)')
@@ -115,7 +117,6 @@ X = np.random.default_rng(0).normal(size=(N, 4)).astype(np.float32)
 Y = X[:, 0] + X[:, 1] ** 2
 CLASSES = (Y > 1).astype(np.int32)
 SMOOTHING = "objective/curvature.py"  # whether a row has a minimum, or is at a kink
-FIRST = "boosting/derivatives.py"  # the first round measures the information
 GUARD = "trees/leaves.py"  # whether Newton steps lower the loss
 TOGETHER = "boosting/round.py"  # whether trees of several scores lower it together
 ORDER = "trees/leaves.py"  # which quantile a leaf is
@@ -125,9 +126,9 @@ CASES = {
     ),
     "softmax": (
         jb.losses.softmax, CLASSES, dict(num_scores=2, init_score=[0.5, 0.0]),
-        [SMOOTHING, FIRST, GUARD, TOGETHER],
+        [SMOOTHING, GUARD, TOGETHER],
     ),
-    "absolute error": (jb.losses.absolute_error, Y, {}, [FIRST, ORDER]),
+    "absolute error": (jb.losses.absolute_error, Y, {}, [ORDER]),
 }  # fmt: skip
 
 
@@ -177,3 +178,29 @@ def test_the_reader_finds_what_it_looks_for():
     traced = jax.jit(wait).trace(jnp.ones(4), jnp.zeros(4, int))
     found = Reader(traced.lower(lowering_platforms=("cuda",)))
     assert (len(found.waits), len(found.scatters)) == (2, 1)
+
+
+@pytest.mark.usefixtures("source_lines")
+def test_programs_of_fit_wait_for_nothing(monkeypatch):
+    seen, look_up = {}, Compiled.jitted
+
+    def record(self, *operands):
+        shapes = jax.tree.map(
+            lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), operands
+        )
+        seen[self.function.__name__] = self, shapes
+        return look_up(self, *operands)
+
+    monkeypatch.setattr(Compiled, "jitted", record)
+    jb.fit(X, Y > 1, jb.losses.logistic, num_rounds=1, max_depth=2)
+    for name in ("derive", "grow", "finish"):
+        program, operands = seen[name]
+
+        def run(*operands, program=program):
+            with use_implementation("cuda"):
+                return program.function(*program.static, *operands)
+
+        lowered = jax.jit(run).trace(*operands).lower(lowering_platforms=("cuda",))
+        assert not Reader(lowered).waits, name
+        kernel = 'kernel = "packed_histogram_3"'  # not the slow one
+        assert (kernel in lowered.as_text()) == (name == "grow")

@@ -35,6 +35,7 @@ from jboost.entry.stages import (
     stage,
     unless_idle,
 )
+from jboost.kernels.library import choose
 from jboost.kernels.xla import exponent_above, power_of_two
 from jboost.numerics.arrays import middle_float
 from jboost.numerics.derivatives import differentiable
@@ -313,9 +314,20 @@ def _search_blocks(objective, num_rows, blocks):
             known = jnp.where(number == 0, jnp.any(jnp.isfinite(found)), known)
         return known, found
 
-    numbers = jnp.arange(own, dtype=jnp.int32)
-    _, found = jax.lax.scan(search_block, begin, (numbers, index))
-    return jnp.moveaxis(found, 0, 2).reshape(nowhere.shape[0], -1)[:, :num_rows]
+    def search_each(begin, index):
+        numbers = jnp.arange(own, dtype=jnp.int32)
+        _, found = jax.lax.scan(search_block, begin, (numbers, index))
+        return jnp.moveaxis(found, 0, 2).reshape(nowhere.shape[0], -1)[:, :num_rows]
+
+    def search_all(begin, index):  # a GPU waits for each block
+        if current_shards() is None:
+            begin = jnp.any(jnp.isfinite(search(index[0])))
+        none = jnp.full((nowhere.shape[0], num_rows), _NOWHERE, jnp.float32)
+        return jax.lax.cond(
+            begin, lambda: _find_minimizers(objective, num_rows), lambda: none
+        )
+
+    return choose(xla=search_each, cuda=search_all)(begin, index)
 
 
 def _search_first_block(objective, num_rows, blocks):

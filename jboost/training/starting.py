@@ -5,6 +5,7 @@ In: a training run, checked and on the device. Out: its state, or an error that 
 the first row of unusable loss; for runs that learn nothing, the reason.
 """
 
+from contextlib import contextmanager, nullcontext
 from typing import Any, NoReturn
 
 import jax
@@ -27,11 +28,13 @@ from jboost.boosting.state import (
     start_state,
 )
 from jboost.codes.bins import Bins
+from jboost.entry.context import runs_on_cpu, use_implementation
 from jboost.entry.decorators import fetch
 from jboost.entry.exchanges import agree, gather_numbers
 from jboost.entry.messages import show
 from jboost.entry.programs import FEW, FULL, Compiled, compiled
-from jboost.entry.stages import run_in_stages
+from jboost.entry.stages import MANY, run_in_stages
+from jboost.kernels.calls import host
 from jboost.objective.coupled import group_gradient
 from jboost.objective.curvature import derivatives
 from jboost.objective.evaluation import Objective, gradients, loss_values
@@ -447,13 +450,19 @@ def _start_in_stages(job, begin, in_memory):
     few = num_scores * size <= FEW and (in_memory or num_scores > 1)
     if not few and not (in_memory and rows.spread is None):
         return _start_in_one_program(job, begin)
-    data = job.problem.data._replace(codes=None)
+    data = job.problem.data._replace(codes=None, values=None)
     if rows.spread is not None:
         constants = fetch(constants)  # from all devices
         data = rows.gather()
-    with run_in_stages():
+    # Of few rows the start is found on the CPU, also where another device trains: for
+    # it programs take several times as long to compile, and calls to start.
+    away = num_scores * size <= MANY and not runs_on_cpu() and host() is not None
+    operands: Any = (constants, data, begin)
+    operands = fetch(operands) if away else operands
+    with run_in_stages(), _on_host() if away else nullcontext():
         # On the device once for all stages.
-        found = _find_start(loss, *jax.device_put((constants, data, begin)))
+        found = _find_start(loss, *jax.device_put(operands))
+    found = jax.device_put(fetch(found)) if away else found
     if rows.spread is None:
         # A buffer that stands twice could not be donated.
         return found if in_memory else jax.tree.map(jnp.array, found)
@@ -468,6 +477,12 @@ def _start_in_stages(job, begin, in_memory):
     state = state._replace(**dict.fromkeys(by_row), sizes=fetch(no_sizes(num_scores)))
     state = rows.spread.put_everywhere(state)._replace(**by_row)
     return state, rule, rows.spread.put(values[own]), endless
+
+
+@contextmanager
+def _on_host():
+    with use_implementation(None), jax.default_device(host()):
+        yield
 
 
 def _start_in_one_program(job, begin):

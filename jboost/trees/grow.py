@@ -77,7 +77,7 @@ def _grow_plainly(
         return _split_nodes(level, state, split, rows, slots, num_bins, max_depth)
 
     def grow_shared(level, carried):
-        state, tree = carried
+        level, (state, tree) = jnp.int32(level), carried
         after, split = grow_level(level, state, slots)
         return after, write_splits(level, state.position, tree, split)
 
@@ -96,13 +96,11 @@ def _grow_plainly(
     position = jnp.full(slots, -1, jnp.int32).at[0].set(0)
     start = jnp.zeros(gradient.shape[0], jnp.int32)
     state = _PlainState(histogram, position, start, start, path)
-    state, tree = jax.lax.fori_loop(
-        jnp.int32(0), jnp.int32(shared), grow_shared, (state, leaf)
-    )
+    state, tree = jax.lax.fori_loop(0, shared, grow_shared, (state, leaf))
     made = []
     for level in range(shared, max_depth):
-        before, slots = state, min(2 ** min(level + 1, max_depth - 1), most)
-        state, split = grow_level(level, before, slots)
+        before, width = state, min(2 ** min(level + 1, max_depth - 1), most)
+        state, split = grow_level(level, before, width)
         made.append((jnp.full_like(before.position, level), before.position, split))
     if made:
         levels, positions, splits = jax.tree.map(lambda *a: jnp.concatenate(a), *made)
