@@ -23,7 +23,7 @@ from gpu_timing import Rows as DeviceRows
 from gpu_timing import Task, make_trainer, time_latency, wait_for
 
 import jboost as jb
-from jboost.entry import programs
+import jboost.entry.programs as programs
 
 L = jb.losses
 GROUP = 20  # rows of a group of the ranking
@@ -220,10 +220,10 @@ def time_boost(task: Task, share: float) -> None:
     if "jboost, second" not in times:
         return
     task.save(fit_to_boost=times["jboost, second"] / alone)
-    graphs, programs._NO_GRAPHS = programs._NO_GRAPHS, ()
+    graphs, programs.NO_GRAPHS = programs.NO_GRAPHS, ()
     for kept in (programs._programs, programs._small_programs):
         kept.clear()
     for name in ("first", "second"):
         times[f"with graphs, {name}"] = time_ours(task, CASES[1], x, y)
-    programs._NO_GRAPHS = graphs
+    programs.NO_GRAPHS = graphs
     task.save(graphs_to_none=times["with graphs, second"] / times["jboost, second"])

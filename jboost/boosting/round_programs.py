@@ -256,7 +256,7 @@ _DERIVED = ("minimizer", "kinks", "probe")
 
 
 def with_derived(state: BoostState, changed: BoostState | None) -> BoostState:
-    """Returns the state with what :func:`derive` has changed."""
+    """Returns the state with the changes that :func:`derive` has made."""
     if changed is None:
         return state
     return state._replace(**{name: getattr(changed, name) for name in _DERIVED})

@@ -15,11 +15,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jboost.entry.context import (
-    current_implementation,
-    default_platform,
-    runs_on_cpu,
-)
+from jboost.entry.context import current_implementation, default_platform, runs_on_cpu
 from jboost.entry.decorators import is_tracing
 
 _LEVEL = "xla_backend_optimization_level"
@@ -40,30 +36,22 @@ class CompileOptions(NamedTuple):
 
     ``GROUPS`` is for losses of groups with many rows: as ``LIGHT``, it does not unroll
     the short loops over the rows of a group. It takes down to a third of the time of
-    ``FULL``.
-
-    ``LOOP`` is ``FULL`` for programs that contain the rounds: a GPU runs their kernels
-    as CUDA graphs. Other programs get new buffers in each call, so that graphs would
-    have to be changed before each.
+    ``FULL``. ``LOOP`` is ``FULL`` for programs that contain the rounds: a GPU runs
+    their kernels as CUDA graphs. For others, which get new buffers in each call, a
+    graph would have to be recorded anew.
     """
 
     options: tuple[tuple[str, Any], ...]
     graphs: bool = False
 
     def known(self) -> tuple[tuple[str, Any], ...]:
-        """Returns the options that XLA knows on the default platform.
-
-        A level in the environment variable XLA_FLAGS is not raised.
-        """
-        platform = default_platform()
-        if platform != "cpu":
-            wanted = platform in ("gpu", "cuda") and not self.graphs
-            return _find_known(_NO_GRAPHS) if wanted else ()
-        options = self.options
-        if _LEVEL in os.environ.get("XLA_FLAGS", ""):
-            options = tuple(each for each in options if each != _LESS)
-        names = dict(_find_known(QUICK.options) if options else ())
-        return tuple(each for each in options if each[0] in names)
+        """Returns the options that XLA knows; a level in XLA_FLAGS is not raised."""
+        if default_platform() in ("gpu", "cuda"):
+            return () if self.graphs else _find_known(NO_GRAPHS)
+        names = _find_known(QUICK.options) if self.options and runs_on_cpu() else ()
+        kept = _LEVEL in os.environ.get("XLA_FLAGS", "")
+        options = (each for each in self.options if not (kept and each == _LESS))
+        return tuple(each for each in options if each[0] in dict(names))
 
 
 # YNNPACK, which XLA calls for sums over an axis, takes several times as long as XLA
@@ -75,8 +63,7 @@ QUICK = CompileOptions((*_BRISK, (_LEVEL, 0)))
 GROUPS = CompileOptions((*FULL.options, _LESS))
 LOOP = FULL._replace(graphs=True)
 LIGHT = CompileOptions((*_BRISK, _LESS))
-_PLAIN = CompileOptions(())
-_NO_GRAPHS = (("xla_gpu_enable_command_buffer", ""),)
+NO_GRAPHS = (("xla_gpu_enable_command_buffer", ""),)
 FEW = 2**15  # numbers in the largest operand of a program that runs only briefly
 
 
@@ -147,7 +134,8 @@ class Compiled(NamedTuple):
 
     def _jit(self, is_part):
         bound = partial(self.function, *self.static)
-        options = None if is_part else dict((self.effort or _PLAIN).known())
+        effort = self.effort or CompileOptions(())
+        options = None if is_part else dict(effort.known())
         return jax.jit(bound, donate_argnums=self.donate, compiler_options=options)
 
 

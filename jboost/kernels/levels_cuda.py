@@ -148,24 +148,34 @@ class BestCuts(NamedTuple):
     noise: Float[Array, " M"]
 
 
+class SearchNumbers(NamedTuple):
+    """Numbers of the search, the same for all nodes of a level.
+
+    Attributes:
+      unit: value of one integer of gradient and of one of curvature.
+      limits: l2 in units of the curvature's integers, the least weight of a child, and
+        l1, which counts where leaf values are limited.
+      counts: the least number of rows of a child, and ``rows_per_threshold``.
+      seed: the seed of the tree.
+    """
+
+    unit: Float[Array, "2"]
+    limits: Float[Array, "3"]
+    counts: Int32[Array, "2"]
+    seed: UInt32[Array, "2"]
+    level: Int32[Array, ""]
+
+
 def find_cuts(
     histogram: Int32[Array, "M F B C"],
     allowed: Bool[Array, "M F"],
-    unit: Float[Array, "2"],
-    numbers: Float[Array, "3"],
-    counts: Int32[Array, "2"],
-    seed: UInt32[Array, "2"],
-    level: Int32[Array, ""],
+    numbers: SearchNumbers,
     bounds: Float[Array, "M 2"] | None,
     monotone: Int32[Array, " F"] | None,
 ) -> BestCuts:
     """Finds the best cut of each node and feature.
 
     Args:
-      numbers: l2 in units of the curvature's integers, the least weight of a child,
-        and l1, which counts where leaf values are limited.
-      counts: the least number of rows of a child, and ``rows_per_threshold``.
-      seed: the seed of the tree.
       bounds, monotone: limits of the leaf values below each node, and the constraint on
         each feature; None: leaf values are not limited.
     """
@@ -183,16 +193,15 @@ def find_cuts(
     )
     if bounds is None or monotone is None:
         bounds, monotone = jnp.zeros((1, 2), jnp.float32), jnp.zeros(1, jnp.int32)
-    numbers_of_all = unit, numbers, counts, seed, level
-    return BestCuts(*launch(run, histogram, allowed, *numbers_of_all, bounds, monotone))
+    return BestCuts(*launch(run, histogram, allowed, *numbers, bounds, monotone))
 
 
-_MOST_CODES = 4096  # of a categorical feature; a block sorts them
+_MOST_SORTED = 4096  # categories of a feature; a block sorts them
 
 
 def takes_categories(num_bins: int) -> bool:
-    """Returns whether :func:`find_sets` takes so many bins."""
-    return num_bins <= _MOST_CODES
+    """Returns whether :func:`find_sets` takes this number of bins."""
+    return num_bins <= _MOST_SORTED
 
 
 class BestSets(NamedTuple):
@@ -216,8 +225,6 @@ def find_sets(
     """Finds the best set of categories of each node and categorical feature.
 
     Args:
-      allowed: mask of features, as for :func:`find_cuts`.
-      numbers: its operands from ``unit`` to ``level``.
       bounds: limits of the leaf values below each node; None: they are not limited.
       squares: the sum of the squared gradients' integers of each node.
     """

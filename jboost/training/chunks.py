@@ -62,6 +62,7 @@ from jboost.trees.slopes import GivenLeaves
 from jboost.trees.tree import LeafSums, Slopes, Tree
 
 MOST_ROUNDS = 16  # the most rounds in one call of a runner: a chunk
+_MOST_TRIALS = 2**26  # numbers in the scores after each tree of a round
 _COMPILING = "compiling"  # the description of a bar meanwhile
 _CALL_SECONDS = 0.5  # how long a call should take, so that progress keeps moving
 _SHORTEST_SLEEP, _LONGEST_SLEEP = 5e-5, 0.02  # seconds between looks at a call
@@ -304,14 +305,18 @@ class ArrayRunner:
     def _queue_rounds(self, position, first, count):
         """Makes rounds; with few rows, waits only for the last one."""
         state, set_steps = position
-        sizes = self.job.reports, self._whole, not self._has_many(state.steps)
+        here, many = is_on_cpu(state.steps), self._has_many(state.steps)
+        # A program of its own reads the rows once more, which takes a CPU time, and
+        # the scores that each tree alone leads to.
+        trials = len(state.steps) ** 2 * self.job.rows.padded
+        apart = not many or (not here and trials <= _MOST_TRIALS)
+        sizes = self.job.reports, self._whole, apart
         options = choose_options(self.job.problem, state, *sizes)
         run_derive, run_grow, run_finish = self._find_programs(options, state.steps)
         rates = self.job.rates[first : first + count].astype(np.float32)
         words, stored = self._make_room(position)
         row_losses = self._find_row_losses(state, options)
-        grown, many = None, self._has_many(state.steps)
-        here = is_on_cpu(state.steps)
+        grown = None
         each = zip(rates, self._entries, self.given, strict=False)
         for rate, entry, given in each:
             self._tidy(state.steps)

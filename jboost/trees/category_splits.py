@@ -295,7 +295,7 @@ def _rank_codes(sums, shrunk, onehot, varies, counted):
     """Ranks by shrunk means; codes that are not seen come last.
 
     Where categories do not vary, they only part from missing values, all together.
-    Unless ``counted``, codes whose derivatives are all 0 are not seen.
+    Unless ``counted``, rows without derivatives do not show a code.
     """
     code = jnp.broadcast_to(jnp.arange(sums.shape[2], dtype=jnp.int32), sums.shape[1:])
     seen = jnp.any(sums[:2] != 0, axis=0)

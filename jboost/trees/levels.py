@@ -105,8 +105,9 @@ def find_splits(
             draw=None if per is None else Draw(jnp.asarray(per, jnp.int32), seed),
         )
 
-    def search_plainly(histogram, unit, masks, limits, least, seed, level, bounds):
+    def search_plainly(histogram, unit, masks, limits, least, draws, bounds):
         del unit, limits, least
+        seed, level = draws
         # Negative, because sample_features derives seeds from numbers >= 0.
         slot = jnp.arange(slots, dtype=jnp.int32)
         seeds = derive_seeds(seed, -(2**level + slot))
@@ -116,26 +117,26 @@ def find_splits(
     if limits.categories is None or levels_cuda.takes_categories(histogram.shape[2]):
         on_gpu = partial(_search_on_gpu, squares)
     run = choose(xla=search_plainly, cuda=on_gpu)
-    split = run(histogram, unit, masks, limits, least, seed, level, path.bounds)
+    split = run(histogram, unit, masks, limits, least, (seed, level), path.bounds)
     found = split.found & (position >= 0)
     return split._replace(found=paths.keep_best(path, split.gain, found))
 
 
-def _search_on_gpu(squares, histogram, unit, masks, limits, least, seed, level, bounds):
+def _search_on_gpu(squares, histogram, unit, masks, limits, least, draws, bounds):
     weight, least = child_limits(limits.min_child_weight, least)
     values, categories = limits.values, limits.categories
     l1, monotone = jnp.float32(0), None
     if values is not None:
         l1, monotone = values.l1, values.monotone
     per, num_features = count_per_threshold(limits), masks.shape[1]
-    numbers = (
+    numbers = levels_cuda.SearchNumbers(
         unit, jnp.stack([limits.l2 / unit[1], weight, l1]), jnp.stack([least, per]),
-        seed, level,
+        *draws,
     )  # fmt: skip
     ordered = masks
     if categories is not None:
         ordered = masks & mark_ordered(categories, num_features, per > 0)[None]
-    cuts = levels_cuda.find_cuts(histogram, ordered, *numbers, bounds, monotone)
+    cuts = levels_cuda.find_cuts(histogram, ordered, numbers, bounds, monotone)
     best, feature, place = _take_best(cuts)
     split = Split(
         feature=feature,
@@ -228,7 +229,7 @@ def sample_features(
     limits: TreeLimits,
 ) -> Bool[Array, "M F"]:
     """Samples the tree's features, from these the level's, from these the node's."""
-    sizes = dict(slots=slots, num_features=num_features)
+    sizes: Any = dict(slots=slots, num_features=num_features)
     run = choose(xla=_sample_plainly, cuda=levels_cuda.sample_features, **sizes)
     return run(seed, jnp.asarray(level, jnp.int32), column_fractions(limits))
 
