@@ -5,6 +5,7 @@ In: the content of gpu.json. Out: Markdown, a picture of the figures divided by 
 targets, and one sentence.
 """
 
+import statistics
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +88,7 @@ def tabulate(result: dict) -> dict[str, list[list[str]]]:
         others.append([label, str(many["equal_models"])])
     tables = dict(
         measures=measures, others=others, operations=list_operations(result),
-        users=list_users(result), parts=list_parts(result),
+        users=list_users(result), ratios=list_ratios(result), parts=list_parts(result),
     )  # fmt: skip
     return {name: rows for name, rows in tables.items() if len(rows) > 1}
 
@@ -128,6 +129,18 @@ def list_users(result: dict) -> list[list[str]]:
         ratio = "" if None in pair else f"{pair[0] / pair[1]:.2f}"
         slope = times.get("ms of a round")
         rows.append([label, *said, ratio, "" if slope is None else f"{slope:.2f}"])
+    return rows
+
+
+def list_ratios(result: dict) -> list[list[str]]:
+    """Returns how the second fits from NumPy arrays compare with XGBoost's."""
+    *_, ratio, _ = zip(*list_users(result), strict=True)
+    known = sorted(float(cell) for cell in ratio[1:] if cell)
+    rows = [["second fits to XGBoost's", "ratio"]]
+    if known:
+        found = known[0], statistics.median(known), known[-1]
+        names = "least", "median", "greatest"
+        rows += [[n, f"{value:.2f}"] for n, value in zip(names, found, strict=True)]
     return rows
 
 
