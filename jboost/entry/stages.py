@@ -117,11 +117,17 @@ def bind_stage(function: Any, *operands: Any) -> Callable[[Array], Any]:
     return lambda last: run(*fixed, last)
 
 
-def elementwise(function: Callable[..., Any]) -> Callable[..., Any]:
+def elementwise(
+    function: Callable[..., Any], *, in_loop: bool = False
+) -> Callable[..., Any]:
     """Decorates ``function(numpy, *operands)``, which NumPy runs from the host.
 
     It is for stages that round alike wherever they run. With MANY numbers, or on
     another device than the CPU, compiling pays: they are a :func:`stage` there.
+
+    Args:
+      in_loop: whether results are arrays of NumPy. Others are put on the device, which
+        takes longer than handing them to a program once or twice.
     """
 
     @functools.wraps(function)
@@ -138,7 +144,8 @@ def elementwise(function: Callable[..., Any]) -> Callable[..., Any]:
             return staged(*operands)
         with np.errstate(all="ignore"):
             found = function(np, *jax.tree.map(np.asarray, fetch(operands)))
-        return jax.device_put(jax.tree.map(_narrow, found))
+        found = jax.tree.map(_narrow, found)
+        return found if in_loop else jax.device_put(found)
 
     return run
 

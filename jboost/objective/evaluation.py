@@ -272,7 +272,7 @@ def without_minima(objective: Objective) -> Objective:
     return objective._replace(minimizer=None, kinks=None, coupling=None)
 
 
-def gradients(objective: Objective, scores: Float[Array, "K N"]):
+def gradients(objective: Objective, scores: Float[ArrayLike, "K N"]):
     """Returns dl/dF for every row, [K, N]; zero where a score is the row's minimizer.
 
     At the kink of |r| any number in [-1, 1] is a subgradient, and the one that
@@ -285,7 +285,7 @@ def gradients(objective: Objective, scores: Float[Array, "K N"]):
 
 def rest_at_minima(
     minimizer: Float[Array, "K N"] | None,
-    scores: Float[Array, "K N"],
+    scores: Float[ArrayLike, "K N"],
     raw: Float[Array, "K N"],
 ):
     """Returns gradients that are zero where a score is the row's minimizer."""

@@ -174,7 +174,7 @@ def _size(numpy, slope):
     return numpy.where(numpy.isfinite(size), size, 0.0)
 
 
-@elementwise
+@partial(elementwise, in_loop=True)
 def _begin_bracket(numpy, start, step, here) -> _Bracket:
     none = numpy.full_like(start, numpy.nan)
     left, right = numpy.where(here < 0, start, none), numpy.where(here > 0, start, none)
@@ -182,7 +182,7 @@ def _begin_bracket(numpy, start, step, here) -> _Bracket:
     return _Bracket(numpy.int32(0), step, points, left, right, none, none)
 
 
-@elementwise
+@partial(elementwise, in_loop=True)
 def _grow(numpy, state, start, slopes) -> _Bracket:
     """Learns from the slopes at two probes, and goes farther out."""
     (down, up), (slope_down, slope_up) = state.points, slopes
@@ -229,14 +229,14 @@ def _bisect(slope, left, right):
     return ends
 
 
-@elementwise
+@partial(elementwise, in_loop=True)
 def _begin_bisection(numpy, left, right):
     """Returns a state: steps made, ends of both brackets, their middles."""
     middle = middle_float(left, right)
     return numpy.int32(0), ((left, right), (left, right)), (middle, middle)
 
 
-@elementwise
+@partial(elementwise, in_loop=True)
 def _halve(numpy, state, slopes):
     count, ((a, b), (c, d)), (first, last) = state
     rising, falling = slopes[0] >= 0, slopes[1] <= 0
