@@ -6,7 +6,8 @@ rounds of ``jb.boost``, and the programs that ``jb.fit`` runs one after the othe
 and counts what one round launches: fusions of XLA, kernels of jboost, copies. What a
 loop launches counts as often as it runs, once if that is not known; of the branches of
 a condition the one with fewer launches counts. A condition, or a loop of unknown
-length, waits until the host has read a number from the GPU. It takes five minutes.
+length, waits until the host has read a number from the GPU. It takes about five
+minutes.
 
     python3 -m pip install "jax[cuda13]"
     python experiments/gpu_programs.py

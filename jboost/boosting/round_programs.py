@@ -232,6 +232,8 @@ _HANDED_ON = (
     "start", "init_score", "pointed", "endless", "weight_unit", "known_shares",
     "least_rows", "words",
 )  # fmt: skip
+# Fields of the state that the derivatives of some losses change.
+_DERIVED = ("minimizer", "kinks", "probe")
 
 
 def without_loss(state: BoostState) -> BoostState:
@@ -243,23 +245,19 @@ def without_loss(state: BoostState) -> BoostState:
 
 def with_loss(state: BoostState, before: BoostState) -> BoostState:
     """Restores the fields that ``grow`` leaves out, from the state before."""
-    return state._replace(
-        **{name: getattr(before, name) for name in _HANDED_ON},
-        minimizer=before.minimizer, kinks=before.kinks,
-        parameters=before.parameters, first_parameters=before.first_parameters,
-        probe=before.probe,
-    )  # fmt: skip
+    return _take(
+        state, before, *_HANDED_ON, *_DERIVED, "parameters", "first_parameters"
+    )
 
 
-# Fields of the state that derivatives change, of some losses.
-_DERIVED = ("minimizer", "kinks", "probe")
+def _take(state, other, *names):
+    """Returns the state with these fields of another one."""
+    return state._replace(**{name: getattr(other, name) for name in names})
 
 
 def with_derived(state: BoostState, changed: BoostState | None) -> BoostState:
     """Returns the state with the changes that :func:`derive` has made."""
-    if changed is None:
-        return state
-    return state._replace(**{name: getattr(changed, name) for name in _DERIVED})
+    return state if changed is None else _take(state, changed, *_DERIVED)
 
 
 # Newton steps of leaves: the loss judges them, they are the leaf values in any case, it

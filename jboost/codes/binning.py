@@ -47,6 +47,7 @@ from jboost.tables.frames import Frame, read_frame, read_values
 from jboost.tables.sparse import Absent, SparseMatrix, check_absent, check_gaps
 
 MOST_VALUES = 2**24  # float32 tells apart integers up to this one
+MOST_PACKED = 256  # bins; kernels for GPUs read packed codes of one byte
 MOST_CELLS = 2**26  # the most cells of the table of codes: 256 MiB
 
 
@@ -427,16 +428,18 @@ def bin_columns(
     if bins.categories is not None:
         matrix = encode(bins.categories, matrix)
     native = library.may_run() and bins.num_bins <= MOST_BINS
-    on_cpu = current_implementation() == "cpu" or runs_on_cpu()
+    chosen = current_implementation()
+    on_cpu = chosen == "cpu" or runs_on_cpu()
+    on_gpu = chosen is None and not on_cpu and library.are_ready()
+    packs = (chosen == "cuda" or on_gpu) and bins.num_bins <= MOST_PACKED
     if not native or not (on_cpu or matrix.size <= _FEW_CELLS):
         if isinstance(matrix, jax.Array) and is_on_cpu(matrix) != runs_on_cpu():
             matrix = np.asarray(matrix)  # the rows belong on the default device
-        bin_them = compiled(_bin_columns, total)
+        bin_them = compiled(_bin_columns, total, packs)
         return bin_them(bins.thresholds, jax.device_put(matrix))
     thresholds = np.asarray(bins.thresholds, np.float32)
     columns, packed = binning_cpu.find_columns(thresholds, np.asarray(matrix), total)
-    # The kernels for GPUs pack codes in the same way, if they are bytes.
-    packed = packed if on_cpu or packed.dtype == np.uint8 else None
+    packed = packed if on_cpu or packs else None  # both kinds of kernels pack alike
     with jax.default_device(host()) if on_cpu else nullcontext():
         return DenseCodes(*jax.device_put((columns, packed)))
 
@@ -511,9 +514,9 @@ def _find_codes(thresholds, matrix):
     return jax.lax.map(lambda pair: code_column(*pair), (thresholds, values.T)).T
 
 
-def _bin_columns(num_rows, thresholds, matrix):
+def _bin_columns(num_rows, packs, thresholds, matrix):
     columns = _find_codes(thresholds, matrix).T
     shape = (columns.shape[0], num_rows - columns.shape[1])
     padding = jnp.broadcast_to(columns[:, :1], shape)
     codes = DenseCodes(jnp.concatenate([columns, padding], axis=1))
-    return pack_codes(codes, 256) if columns.dtype == jnp.uint8 else codes
+    return pack_codes(codes, MOST_PACKED) if packs else codes

@@ -306,8 +306,8 @@ class ArrayRunner:
         """Makes rounds; with few rows, waits only for the last one."""
         state, set_steps = position
         here, many = is_on_cpu(state.steps), self._has_many(state.steps)
-        # A program of its own reads the rows once more, which takes a CPU time, and
-        # the scores that each tree alone leads to.
+        # Losses in a program of their own: it reads all rows and trial scores again,
+        # which costs a CPU with many rows more than it saves.
         trials = len(state.steps) ** 2 * self.job.rows.padded
         apart = not many or (not here and trials <= _MOST_TRIALS)
         sizes = self.job.reports, self._whole, apart

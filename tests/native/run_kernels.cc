@@ -76,16 +76,14 @@ void RunTraining(const std::string& suffix, i64 bins) {
           Data(noise), kFeatures, bins);
     std::vector<float> squares(kNodes, 1000);
     std::vector<int> features = {0, 2}, num_codes = {4, 99}, max_onehot = {4};
-    const i64 groups = 2, words = (bins + 31) / 32, size = bins > 256 ? 1024 : 256;
+    const i64 groups = 2, words = (bins + 31) / 32, size = bins > 256 ? 512 : 256;
     std::vector<u32> left(kNodes * groups * words), absent(kNodes * groups * words);
-    if (bins <= size)
-      for (std::string kind : {"search_categories_", "search_categories_limited_"})
-        Run(kind + std::to_string(channels), {unsigned(groups * kNodes)},
-            int(12 * size + 8 * words + 4 * 7 * 2), Data(sums), Data(allowed),
-            Data(unit), Data(numbers), Data(counts), Data(seed), Data(level),
-            Data(bounds), Data(squares), Data(features), Data(num_codes),
-            Data(max_onehot), Data(gain), Data(place), Data(left), Data(absent),
-            kFeatures, bins, groups, size, words);
+    for (std::string kind : {"search_categories_", "search_categories_limited_"})
+      Run(kind + std::to_string(channels), {unsigned(groups * kNodes)},
+          int(12 * size + 8 * words + 4 * 7 * 2), Data(sums), Data(allowed), Data(unit),
+          Data(numbers), Data(counts), Data(seed), Data(level), Data(bounds),
+          Data(squares), Data(features), Data(num_codes), Data(max_onehot), Data(gain),
+          Data(place), Data(left), Data(absent), kFeatures, bins, groups, size, words);
   }
   auto feature = Draw<int>(kNodes, 0, kFeatures);
   auto threshold = Draw<int>(kNodes, 0, bins);
